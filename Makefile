@@ -1,0 +1,53 @@
+# Every target prepares what it needs: a machine with Python 3.11+ and make is enough.
+#   make demo     the main job, with live progress and a picture       make test    linters, then all tests
+#   make bench    speed, with peers in the same run                    make check   the linters alone
+#   make setup    only prepare .venv                                   make format  let ruff lay out the code
+#   make lock     choose new versions for requirements.lock            make clean   remove what was generated
+# ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
+
+PYTHON ?=
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.ready
+export MPLBACKEND ?= Agg
+
+.PHONY: demo test check setup bench format lock clean java
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+# The stamp holds the folder's path: an environment that was copied or moved is made anew, its scripts would point elsewhere.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(shell pwd))
+.PHONY: $(STAMP)
+endif
+$(STAMP): pyproject.toml requirements.lock scripts/setup.sh scripts/java.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh
+
+java: setup
+	@sh scripts/java.sh check
+
+check: setup
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo
+
+test: check java
+	$(BIN)/pytest -q -n 2 $(ARGS)
+
+demo: setup java
+	$(BIN)/watersmeet demo $(ARGS)
+
+bench: setup java
+	$(BIN)/watersmeet bench $(ARGS)
+
+format: setup
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+lock:
+	@PYTHON="$(PYTHON)" sh scripts/lock.sh
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,58 @@
+"""The benchmarks by name, and what `watersmeet bench` does with them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from benchmarks import figures
+from benchmarks.figures import Figure
+from benchmarks.in_memory import inmemory, inmemory_large, skew
+from benchmarks.rounds import Settings
+from watersmeet.core.errors import SpecError
+
+BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
+    "inmemory": inmemory,
+    "inmemory-large": inmemory_large,
+    "skew": skew,
+}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run what was asked for; returns 1 if a result was wrong, 0 otherwise, however slow it was."""
+    if args.list:
+        for name, benchmark in BENCHMARKS.items():
+            print(f"{name:<15} {_about(benchmark)}")
+        return 0
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        raise SpecError(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    settings = Settings(peers=args.peers, repeat=args.repeat, scale=args.scale)
+    if settings.repeat < 1 or not 0 < settings.scale <= 100:
+        raise SpecError("a benchmark is repeated at least once, at a scale above 0 and up to 100")
+    target = None if args.json is None else Path(args.json).absolute()
+    if target is not None and not target.parent.is_dir():
+        raise SpecError(f"{target.parent} is not a directory; the figures cannot be written there")
+    return _run(args.names or list(BENCHMARKS), settings, target)
+
+
+def _run(names: list[str], settings: Settings, target: Path | None) -> int:
+    full = settings.scale == 1
+    records: list[dict[str, object]] = []
+    wrong = False
+    print(f"medians of {settings.repeat}" + ("" if full else f", inputs {settings.scale:g} times their size"))
+    print(figures.HEADING)
+    for name in names:
+        print(f"{name}: {_about(BENCHMARKS[name])}", flush=True)
+        measured = list(BENCHMARKS[name](settings))
+        print(*figures.lines(measured, full), sep="\n", flush=True)
+        records += [figure.record(name, full) for figure in measured]
+        wrong |= any(figure.metric.startswith("wrong") and figure.value for figure in measured)
+        if target is not None:
+            figures.write(target, records)
+    return int(wrong)
+
+
+def _about(benchmark: Callable[[Settings], Iterator[Figure]]) -> str:
+    return (benchmark.__doc__ or "").splitlines()[0].rstrip(".")

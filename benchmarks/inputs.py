@@ -1,0 +1,107 @@
+"""Rows to join, made up from seeds, and what their join must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.sources import generators
+
+BATCH_ROWS = 8192
+TEXT_WIDTH = 52
+
+UInt64 = NDArray[np.uint64]
+
+
+def spec_of(left: pa.Schema, right: pa.Schema) -> JoinSpec:
+    """The join that every benchmark runs."""
+    return JoinSpec(left, right, parse_on("key"))
+
+
+def table(keys: NDArray[np.int64], seed: int, width: int = TEXT_WIDTH) -> pa.Table:
+    """Rows with these keys, an integer, a float and a text."""
+    return generators.rows(keys, width, seed)
+
+
+def lazy(side: int, count: int, domain: int, width: int) -> Iterator[pa.RecordBatch]:
+    """Batches of rows with uniform keys, each made when it is asked for."""
+    for number, start in enumerate(range(0, count, BATCH_ROWS)):
+        seed = 2 * number + side
+        keys = generators.uniform(min(BATCH_ROWS, count - start), domain, seed)
+        yield from generators.rows(keys, width, seed).to_batches()
+
+
+def matches(left: pa.Table, right: pa.Table) -> int:
+    """How many pairs the join has."""
+    counts = [np.bincount(side["key"].to_numpy()) for side in (left, right)]
+    shared = min(map(len, counts))
+    return int(counts[0][:shared] @ counts[1][:shared])
+
+
+class RowCount:
+    """Counts results and forgets them."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take a batch of results."""
+        self.rows += batch.num_rows
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Comparable with what another count, or `expected_checksum`, says."""
+        return self.rows, 0
+
+
+class Checksum(RowCount):
+    """Adds up a number per pair that depends on the key and on most of the payload of both rows, in any order.
+
+    A pair's number is the product of a number of its left and a number of its right row, so the sum over a whole join
+    can also be had without joining: per key, the sum of the lefts times the sum of the rights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take a batch of results."""
+        super().add(batch)
+        pairs = _row_numbers(batch, "") * _row_numbers(batch, "_right")
+        self.sum = (self.sum + int(pairs.sum(dtype=np.uint64))) & (2**64 - 1)
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Rows and sum."""
+        return self.rows, self.sum
+
+
+def expected_checksum(left: pa.Table, right: pa.Table) -> tuple[int, int]:
+    """What `Checksum` must come to, by way of sums per key."""
+    size = 1 + max(int(np.max(side["key"].to_numpy(), initial=0)) for side in (left, right))
+    sums = [np.zeros(size, np.uint64), np.zeros(size, np.uint64)]
+    for total, side in zip(sums, (left, right), strict=True):
+        for batch in side.to_batches():
+            np.add.at(total, batch["key"].to_numpy(), _row_numbers(batch, ""))
+    return matches(left, right), int((sums[0] * sums[1]).sum(dtype=np.uint64))
+
+
+def _row_numbers(batch: pa.RecordBatch, suffix: str) -> UInt64:
+    """A number for each row, of the key, the integer, the float and the first 8 letters of the text."""
+    numbers = batch["number" + suffix].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers ^= batch["key"].to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    numbers += batch["measure" + suffix].to_numpy().view(np.uint64)
+    text = batch["text" + suffix].cast(pa.large_string())
+    offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
+    width = int(offsets[1] - offsets[0]) if len(text) else 0
+    if not np.array_equal(np.diff(offsets), np.full(len(text), width)):
+        return numbers  # a text of another width has been put in: the sum will not fit
+    letters = np.frombuffer(text.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(len(text), width)
+    if width >= 8:
+        numbers ^= np.ascontiguousarray(letters[:, :8]).view(np.uint64)[:, 0]
+    return numbers * np.uint64(0xD6E8FEB86659FD93)

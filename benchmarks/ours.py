@@ -1,0 +1,110 @@
+"""The operator, driven by hand: batches of both inputs in turn, results taken and dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import pyarrow as pa
+
+import watersmeet as wm
+from benchmarks.inputs import RowCount
+from watersmeet import planner
+from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
+from watersmeet.core.operator import JoinOperator
+from watersmeet.core.spec import JoinSpec
+from watersmeet.spill import FileStore
+
+FUEL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a contestant."""
+
+    total: float
+    first: float
+    """Seconds to the first result."""
+    result: tuple[int, int]
+    peak: int = 0
+    """Bytes at most, as the contestant counts them."""
+    spilled: int = 0
+
+
+def arrivals(left: Iterable[pa.RecordBatch], right: Iterable[pa.RecordBatch]) -> Iterator[Arrive]:
+    """Batches of both inputs in turn."""
+    for batches in zip_longest(left, right):
+        for side, batch in zip((LEFT, RIGHT), batches, strict=True):
+            if batch is not None:
+                yield Arrive(side, batch)
+
+
+class Watch:
+    """Takes results and notes when the first came."""
+
+    def __init__(self, count: RowCount) -> None:
+        self.count = count
+        self.started = time.perf_counter()
+        self.first: float | None = None
+
+    def take(self, batch: pa.RecordBatch | None) -> None:
+        """A batch of results, if there is one."""
+        if batch is not None and batch.num_rows:
+            if self.first is None:
+                self.first = time.perf_counter() - self.started
+            self.count.add(batch)
+
+    def run(self, peak: int = 0, spilled: int = 0) -> Run:
+        """The end."""
+        total = time.perf_counter() - self.started
+        return Run(total, total if self.first is None else self.first, self.count.result, peak, spilled)
+
+
+def drive(
+    spec: JoinSpec,
+    events: Iterable[Arrive],
+    memory: int,
+    algorithm: str = "xjoin",
+    count: RowCount | None = None,
+    rows_a_poll: int = 1,
+) -> Run:
+    """Join at the operator's level. It is polled after so many rows: one for every batch, unless batches are small."""
+    store = FileStore()
+    watch = Watch(count or RowCount())
+    try:
+        operator = planner.build(spec, memory, store, algorithm)
+        waiting = 0
+        for event in events:
+            operator.receive(event)
+            waiting += event.batch.num_rows
+            if waiting >= rows_a_poll:
+                waiting = 0
+                _work_off(operator, watch)
+        operator.receive(End(LEFT))
+        operator.receive(End(RIGHT))
+        _work_off(operator, watch)
+        run = watch.run(operator.budget.peak, store.bytes_written)
+        operator.close()
+        return run
+    finally:
+        store.close()
+
+
+def _work_off(operator: JoinOperator, watch: Watch) -> None:
+    while True:
+        step = operator.poll(0.0, FUEL)
+        watch.take(step.out)
+        if step.status is not Status.HAS_OUTPUT:
+            return
+
+
+def live(left: object, right: object, memory: int, algorithm: str = "auto", count: RowCount | None = None) -> Run:
+    """Join as a user does: with reading threads, queues and all."""
+    watch = Watch(count or RowCount())
+    with wm.join(left, right, on="key", memory=memory, algorithm=algorithm) as result:
+        for batch in result:
+            watch.take(batch)
+        progress = result.progress
+    return watch.run(progress.peak, progress.spilled)

@@ -1,0 +1,84 @@
+"""Watersmeet: exact, early, memory-bounded joins of streams.
+
+>>> import pyarrow as pa, watersmeet as wm
+>>> wm.join(pa.table({"id": [1, 2]}), pa.table({"id": [2, 3]}), on="id").table().to_pylist()
+[{'id': 2}]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watersmeet.api import Result as Result
+    from watersmeet.api import join as join
+    from watersmeet.core import errors as errors
+    from watersmeet.core.errors import BudgetError as BudgetError
+    from watersmeet.core.errors import SourceError as SourceError
+    from watersmeet.core.errors import SpecError as SpecError
+    from watersmeet.core.errors import SpillError as SpillError
+    from watersmeet.core.errors import WatersmeetError as WatersmeetError
+    from watersmeet.drivers.progress import Progress as Progress
+    from watersmeet.drivers.simulate import simulate as simulate
+    from watersmeet.drivers.trace import Trace as Trace
+    from watersmeet.sources import source as source
+
+    __version__: str
+
+# Where each public name lives. Importing the package imports none of it, so that it costs next to nothing.
+_HOMES = {
+    "BudgetError": "watersmeet.core.errors",
+    "Progress": "watersmeet.drivers.progress",
+    "Result": "watersmeet.api",
+    "SourceError": "watersmeet.core.errors",
+    "SpecError": "watersmeet.core.errors",
+    "SpillError": "watersmeet.core.errors",
+    "Trace": "watersmeet.drivers.trace",
+    "WatersmeetError": "watersmeet.core.errors",
+    "join": "watersmeet.api",
+    "simulate": "watersmeet.drivers.simulate",
+    "source": "watersmeet.sources",
+}
+
+__all__ = [
+    "BudgetError",
+    "Progress",
+    "Result",
+    "SourceError",
+    "SpecError",
+    "SpillError",
+    "Trace",
+    "WatersmeetError",
+    "__version__",
+    "errors",
+    "join",
+    "simulate",
+    "source",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name == "errors":
+        value = importlib.import_module("watersmeet.core.errors")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("watersmeet")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,236 @@
+"""The verbs of the library on in-process data."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from watersmeet import sinks
+from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
+from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
+from watersmeet.drivers.progress import Progress
+from watersmeet.memory import format_bytes, parse_memory
+from watersmeet.sources import Source, as_source
+
+
+def join(
+    left: object,
+    right: object,
+    on: On,
+    *,
+    how: str = "inner",
+    memory: str | int = "64 MiB",
+    algorithm: str = "auto",
+    suffixes: tuple[str, str] = ("", "_right"),
+    spill: str | os.PathLike[str] | None = None,
+    wait: float = WAIT,
+    names: tuple[str, str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Result:
+    """Join two inputs as their rows arrive: every pair exactly once, the first at once, within `memory`.
+
+    An input is a path or glob (Parquet, CSV, NDJSON, Arrow IPC), a PyArrow table, batch or reader, a pandas or Polars
+    frame, or an iterator of batches or of dicts. What does not fit into `memory` is spilled to a private directory
+    under `spill` (the system's temporary directory unless given), which is gone when the join is over.
+
+    :param on: a column of both inputs, `"left_column = right_column"`, or a list of these.
+    :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
+    :param algorithm: `"auto"`, or the name of one.
+    :param suffixes: added to columns that both inputs have and that are not joined on.
+    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
+    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param options: the algorithm's own.
+
+    >>> import pyarrow as pa
+    >>> orders = pa.table({"id": [1, 2, 3], "item": ["cup", "pot", "pan"]})
+    >>> paid = ({"id": number, "paid": True} for number in (3, 1))
+    >>> join(orders, paid, on="id", memory="8 MiB").table().sort_by("id").to_pylist()
+    [{'id': 1, 'item': 'cup', 'paid': True}, {'id': 3, 'item': 'pan', 'paid': True}]
+    """
+    conditions = parse_on(on)
+    budget = parse_memory(memory)
+    check_algorithm(algorithm, options)
+    if how != "inner":
+        raise SpecError(f"how={how!r} is not supported; only 'inner' is")
+    if names is not None and (isinstance(names, str) or len(names) != 2):
+        raise SpecError(f"names must be two strings, not {names!r}")
+
+    def specify(schemas: Sequence[pa.Schema]) -> JoinSpec:
+        called = names or (sources[0].name, sources[1].name)
+        left_schema, right_schema = schemas
+        spec = JoinSpec(left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called)
+        check_budget(spec, budget, algorithm, options)
+        return spec
+
+    def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
+        from watersmeet import planner
+        from watersmeet.spill import FileStore
+
+        spec = specify(schemas)
+        store = FileStore(None if spill is None else Path(spill))
+        try:
+            operator: LiveOperator = planner.build(spec, rest, store, algorithm, **options)
+        except BaseException:
+            store.close()
+            raise
+        return operator
+
+    sources: list[Source] = []
+    try:
+        for side, data in enumerate((left, right)):
+            sources.append(as_source(data, names[side] if names else _usual_name(data, side)))
+        # Where nobody has to be waited for, mistakes come to light here and not at the first use of the result.
+        known = all(source.schema_known for source in sources)
+        schemas = [source.schema() for source in sources] if known else None
+        schema = specify(schemas).schema if schemas is not None else None
+        return Result(LiveRun(sources, build, budget, schemas=schemas, wait=wait, observe=on_progress), schema)
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+
+
+def _usual_name(data: object, side: int) -> str:
+    """What an input is called that was given no name: a file by its path."""
+    return str(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else ("left", "right")[side]
+
+
+def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
+    """Refuse an algorithm that is not known, or options it does not take."""
+    from watersmeet.planner import ALGORITHMS
+
+    if algorithm != "auto" and algorithm not in ALGORITHMS:
+        known = ", ".join(sorted(ALGORITHMS))
+        raise SpecError(f"algorithm {algorithm!r} is not known; choose auto, or one of {known}")
+    kinds = ALGORITHMS.values() if algorithm == "auto" else [ALGORITHMS[algorithm]]
+    taken = {name for kind in kinds for name in _option_names(kind)}
+    for name in options:
+        if name not in taken:
+            choice = f"it takes {', '.join(sorted(taken))}" if taken else "it takes none"
+            raise SpecError(f"algorithm {algorithm} has no option {name!r}; {choice}")
+
+
+def _option_names(kind: type) -> list[str]:
+    parameters = list(inspect.signature(kind).parameters.values())
+    return [each.name for each in parameters[3:] if each.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
+    """Refuse memory that no choice could work in, in terms of what the user gave."""
+    from watersmeet.planner import ALGORITHMS
+
+    kinds = ALGORITHMS.values() if algorithm == "auto" else [ALGORITHMS[algorithm]]
+    least = min(
+        kind.least_memory(spec, **{n: options[n] for n in _option_names(kind) if n in options}) for kind in kinds
+    )
+    if memory - queue_bytes(memory) < least:
+        needed = -(-least * 8 // 7)
+        raise BudgetError(
+            f"memory of {format_bytes(memory)} is too small for this join; "
+            f"allow at least {format_bytes(needed)} ({needed:,} bytes)"
+        )
+
+
+class Result:
+    """The pairs of a join, as they are found: an iterable of `pyarrow.RecordBatch` that can be read once.
+
+    Reading starts the join. Leaving the loop, an error, `close` or the end of a `with` block stops it: threads end,
+    sources are closed, and nothing is left on disk.
+
+    >>> import pyarrow as pa
+    >>> result = join(pa.table({"id": [1, 2]}), pa.table({"id": [2, 3]}), on="id", memory="8 MiB")
+    >>> [batch.to_pylist() for batch in result]
+    [[{'id': 2}]]
+    >>> result.progress.rows_in
+    (2, 2)
+    """
+
+    def __init__(self, run: LiveRun, schema: pa.Schema | None = None) -> None:
+        self._run = run
+        self._schema = schema
+        # Weak, so that the end of a loop is the end of the run, even while the result itself is kept.
+        self._batches: weakref.ref[Generator[pa.RecordBatch, None, None]] | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._batches is not None:
+            raise WatersmeetError(
+                "the result of a join can be read only once, and this one was; call join() again, or keep its table()"
+            )
+        batches = self._run.batches()
+        self._batches = weakref.ref(batches)
+        return batches
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The output's schema; where an input tells its own only with its first row, this waits for that row."""
+        if self._schema is None:
+            self._schema = self._run.schema()
+        return self._schema
+
+    @property
+    def progress(self) -> Progress:
+        """How far the join is: rows in and out, first result, memory, spilled bytes, phase."""
+        return self._run.progress()
+
+    def table(self) -> pa.Table:
+        """All results as a PyArrow table; it is outside the join's memory."""
+        batches = list(self)
+        return pa.Table.from_batches(batches, self.schema)
+
+    def pandas(self) -> Any:
+        """All results as a pandas frame."""
+        _need("pandas")
+        return self.table().to_pandas()
+
+    def polars(self) -> Any:
+        """All results as a Polars frame."""
+        return _need("polars").from_arrow(self.table())
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Write all results to a Parquet, CSV or Arrow IPC file, as its name says; returns the number of rows.
+
+        The file is whole or absent: one that exists is replaced at the very end, and only if all went well.
+        """
+        sinks.check_target(path)
+        batches = iter(self)
+        try:
+            return sinks.write(batches, self.schema, path)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the join and let go of everything; harmless when it is over."""
+        batches = self._batches() if self._batches is not None else None
+        if batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
+            batches.close()
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.progress}>"
+
+
+def _need(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise WatersmeetError(f"{module} is not installed; install it, or take the PyArrow table() instead") from error

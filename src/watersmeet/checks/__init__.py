@@ -1,0 +1,37 @@
+"""The conformance suite: any join operator is tested by being handed to it.
+
+>>> from watersmeet.checks import conform
+>>> from watersmeet.joins.reference import ReferenceJoin
+>>> conform(ReferenceJoin, cases=2).restored >= 0
+True
+
+On the command line: ``python -m watersmeet.checks package.module:Class --cases 500``.
+"""
+
+from __future__ import annotations
+
+from watersmeet.checks.cases import Case, Move, make_case
+from watersmeet.checks.conformance import (
+    Summary,
+    check_determinism,
+    check_metamorphic,
+    check_refusals,
+    check_snapshot,
+    conform,
+)
+from watersmeet.checks.run import CaseReport, ConformanceError, run_case
+
+__all__ = [
+    "Case",
+    "CaseReport",
+    "ConformanceError",
+    "Move",
+    "Summary",
+    "check_determinism",
+    "check_metamorphic",
+    "check_refusals",
+    "check_snapshot",
+    "conform",
+    "make_case",
+    "run_case",
+]

@@ -1,0 +1,307 @@
+"""One case, driven strictly by the protocol: every answer is checked, and in the end all of them against the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet.checks.canonical import Row, canonical_rows
+from watersmeet.checks.cases import Case
+from watersmeet.core.cost import Cost
+from watersmeet.core.events import End, Event, Stall, Status
+from watersmeet.core.operator import Snapshot
+from watersmeet.core.spec import Output
+from watersmeet.spill.store import MemoryStore, Store
+
+FUEL_DOUBLES_AFTER = 20
+"""Polls after which the fuel doubles: one unit at a time is worth trying, but not ten thousand times."""
+MOST_POLLS = 4_000
+"""With fuel that doubles, whoever is not done by now never will be."""
+MOST_IDLE_POLLS = 20
+"""An operator that says it has something to do, and this often in a row does nothing, is stuck."""
+REPEATED_SNAPSHOT_BYTES = 1_024
+"""What a snapshot may write when nothing happened since the last one."""
+_FIRST_SHOWN = 4
+
+
+class ConformanceError(AssertionError):
+    """An operator broke the protocol, its budget, or the join; the message has the case and its seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """Everything one step showed to the outside, for comparing two runs."""
+
+    rows: tuple[Row, ...]
+    status: Status
+    cost: Cost
+    phase: str
+    used: int
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """What a case went through, so that a suite can prove which paths it took."""
+
+    case: Case
+    results: int
+    polls: int
+    cost: Cost
+    peak: int
+    """The most memory that was reserved at once."""
+    reactive: bool
+    """Pages were read in the reactive phase, after a stall and before the inputs ended."""
+    cleaned_up: bool
+    """It worked in the clean-up phase."""
+    restored: int
+    """How often it was restored from a snapshot."""
+    rows: Counter[Row] = field(repr=False)
+    """The output as a multiset; empty if only counts were asked for."""
+    trace: tuple[TracedStep, ...] = field(repr=False)
+    """Every step, if that was asked for."""
+
+    @property
+    def spilled(self) -> bool:
+        """Whether anything was written to disk."""
+        return self.cost.pages_written > 0
+
+
+def run_case(
+    operator_class: type[Any], case: Case, store: Store | None = None, *, trace: bool = False, **options: Any
+) -> CaseReport:
+    """Drive an operator through a case; whatever it does wrong is a `ConformanceError` that shows the case.
+
+    >>> from watersmeet.checks import make_case
+    >>> from watersmeet.joins.reference import ReferenceJoin
+    >>> case = make_case(3, ReferenceJoin)
+    >>> run_case(ReferenceJoin, case).results == len(case.pairs)
+    True
+    """
+    own = MemoryStore() if store is None else None
+    try:
+        return _Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
+    except Exception as error:
+        raise ConformanceError(
+            f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
+            f"  again: run_case({operator_class.__name__}, make_case({case.seed}, {operator_class.__name__}))"
+        ) from error
+    finally:
+        if own is not None:
+            own.close()
+
+
+class _Run:
+    """The driver of one case: knows what the protocol allows next, and notes what it saw."""
+
+    def __init__(
+        self, operator_class: type[Any], case: Case, store: Store, trace: bool, options: dict[str, Any]
+    ) -> None:
+        self._class, self._case, self._store, self._options = operator_class, case, store, options
+        self._operator = operator_class(case.spec, case.memory, store, **options)
+        self._status = Status.NEED_INPUT
+        self._ended = [False, False]
+        self._stalled = False
+        self._polls = self._steps = self._idle = self._restored = 0
+        self._cost = Cost()
+        self._peak = 0
+        self._phases: set[str] = set()
+        self._reactive = False
+        self._tried_idle_poll = False
+        self._out: list[pa.RecordBatch] = []
+        self._trace: list[TracedStep] | None = [] if trace else None
+
+    def report(self) -> CaseReport:
+        """Play the whole script."""
+        _expect(self._operator.phase == "arriving", f"begins in phase {self._operator.phase!r}, not 'arriving'")
+        self._after_step()
+        for move in self._case.moves:
+            while self._status is Status.HAS_OUTPUT:
+                self._poll()
+            self._receive(move.event)
+            for _ in range(move.polls):
+                self._poll()
+                if self._status is Status.NEED_INPUT or self._status is Status.DONE:
+                    break
+            if self._status is Status.NEED_INPUT and move.polls and not self._tried_idle_poll:
+                self._poll_without_need()
+        while self._status is not Status.DONE:
+            self._poll()
+        self._poll_when_done()
+        rows = self._compare()
+        return CaseReport(
+            case=self._case,
+            results=self._cost.results,
+            polls=self._polls,
+            cost=self._cost,
+            peak=self._peak,
+            reactive=self._reactive,
+            cleaned_up="clean-up" in self._phases,
+            restored=self._restored,
+            rows=rows,
+            trace=tuple(self._trace or ()),
+        )
+
+    def _receive(self, event: Event) -> None:
+        self._operator.receive(event)
+        if isinstance(event, End):
+            self._ended[event.input] = True
+        self._stalled = isinstance(event, Stall)
+        self._after_step()
+
+    def _poll(self) -> pa.RecordBatch | None:
+        fuel = self._case.fuel[self._polls % len(self._case.fuel)] << min(30, self._polls // FUEL_DOUBLES_AFTER)
+        before = self._operator.phase
+        step = self._operator.poll(self._polls * 0.001, fuel)
+        phase = self._operator.phase
+        self._polls += 1
+        self._status = step.status
+        self._cost += step.cost
+        self._phases.add(phase)
+        if step.cost.pages_read and self._stalled and not all(self._ended) and "reactive" in (before, phase):
+            self._reactive = True
+        if step.out is not None:
+            self._check_batch(step.out)
+            self._out.append(step.out)
+        self._check_status(step.status, phase)
+        busy = step.out is not None or step.cost != Cost() or step.status in (Status.NEED_INPUT, Status.DONE)
+        self._idle = 0 if busy else self._idle + 1
+        _expect(self._idle <= MOST_IDLE_POLLS, f"says {step.status.value!r} but does nothing, poll after poll")
+        _expect(self._polls <= MOST_POLLS, f"is not done after {MOST_POLLS} polls")
+        if self._trace is not None:
+            rows = () if step.out is None else tuple(canonical_rows(step.out))
+            self._trace.append(TracedStep(rows, step.status, step.cost, phase, self._operator.budget.used))
+        self._after_step()
+        return step.out
+
+    def _after_step(self) -> None:
+        operator, case = self._operator, self._case
+        operator.check()
+        operator.budget.check()
+        _expect(operator.budget.total <= case.memory, f"has a budget of {operator.budget.total}, not {case.memory}")
+        _expect(
+            operator.budget.peak <= case.memory, f"used {operator.budget.peak} of {case.memory} bytes of memory at once"
+        )
+        self._peak = max(self._peak, operator.budget.peak)
+        wake = operator.wake_at()
+        _expect(wake is None or isinstance(wake, int | float), f"wants to wake at {wake!r}, which is no time")
+        if self._steps in case.restores:
+            self._restore()
+        self._steps += 1
+
+    def _restore(self) -> None:
+        """Snapshot, forget the operator without closing anything, and go on with one made from the snapshot."""
+        case = self._case
+        snapshot = self._operator.snapshot()
+        written = self._store.bytes_written
+        snapshot = self._operator.snapshot()
+        repeated = self._store.bytes_written - written
+        _expect(
+            repeated <= REPEATED_SNAPSHOT_BYTES,
+            f"wrote {repeated} bytes for a second snapshot, though nothing had happened since the first",
+        )
+        self._operator.check()
+        self._operator.budget.check()
+        _expect(snapshot.fingerprint == case.spec.fingerprint, "gave a snapshot with the fingerprint of another join")
+        missing = set(snapshot.segments) - set(self._store.names())
+        _expect(not missing, f"names segments in a snapshot that its store does not have: {sorted(missing)}")
+        phase = self._operator.phase
+        self._operator = None
+        carried = Snapshot(
+            snapshot.algorithm, snapshot.fingerprint, json.loads(json.dumps(snapshot.state)), snapshot.segments
+        )
+        self._operator = self._class.restore(case.spec, carried, case.memory, self._store, **self._options)
+        self._operator.check()
+        self._operator.budget.check()
+        _expect(self._operator.phase == phase, f"is in phase {self._operator.phase!r} after restore, not {phase!r}")
+        self._restored += 1
+
+    def _check_batch(self, batch: pa.RecordBatch) -> None:
+        spec = self._case.spec
+        _expect(spec.output is not Output.COUNTS, "handed out a batch, though only counts were asked for")
+        _expect(
+            batch.schema.equals(spec.schema, check_metadata=True),
+            f"handed out a batch of schema {batch.schema}, not {spec.schema}",
+        )
+        _expect(batch.num_rows > 0, "handed out an empty batch")
+        _expect(
+            batch.nbytes <= self._case.memory or batch.num_rows == 1,
+            f"handed out {batch.nbytes} bytes at once, more than the {self._case.memory} it may hold",
+        )
+        batch.validate(full=True)
+
+    def _check_status(self, status: Status, phase: str) -> None:
+        if all(self._ended):
+            _expect(status is not Status.NEED_INPUT, "needs input after both inputs have ended: it would wait for ever")
+        else:
+            _expect(status is not Status.DONE, "is done before both inputs have ended")
+        _expect((status is Status.DONE) == (phase == "done"), f"says {status.value!r} in phase {phase!r}")
+
+    def _poll_without_need(self) -> None:
+        self._tried_idle_poll = True
+        out = self._poll()
+        _expect(out is None and self._status is Status.NEED_INPUT, "needed input, but went on without any")
+
+    def _poll_when_done(self) -> None:
+        emitted = self._cost
+        for _ in range(2):
+            out = self._poll()
+            _expect(out is None and self._status is Status.DONE, "went on after it was done")
+        _expect(self._cost.results == emitted.results, "counted results after it was done")
+        if not self._restored:
+            _expect(
+                self._operator.cost == self._cost,
+                f"cost {self._operator.cost} in all, but its steps add up to {self._cost}",
+            )
+        self._operator.close()
+
+    def _compare(self) -> Counter[Row]:
+        """With the oracle: the number of results, and the multiset of rows or pairs."""
+        case = self._case
+        found: Counter[Row] = Counter()
+        for batch in self._out:
+            found.update(canonical_rows(batch))
+        if case.spec.output is not Output.COUNTS:
+            expected = expected_rows(case)
+            if found != expected:
+                missing, extra = expected - found, found - expected
+                raise ConformanceError(
+                    f"lost {missing.total()} and invented or repeated {extra.total()} of {expected.total()} results\n"
+                    f"  lost: {_shown(missing)}\n  too many: {_shown(extra)}"
+                )
+        _expect(
+            self._cost.results == len(case.pairs),
+            f"counted {self._cost.results} results, but there are {len(case.pairs)}",
+        )
+        return found
+
+
+def expected_rows(case: Case) -> Counter[Row]:
+    """The oracle's answer, in the form in which outputs are compared."""
+    if case.spec.output is Output.PAIRS:
+        return Counter(case.pairs)
+    left, right = (canonical_rows(case.table(side), case.spec.kept[side]) for side in (0, 1))
+    return Counter(left[i] + right[j] for i, j in case.pairs)
+
+
+def with_restores(case: Case, steps: tuple[int, ...]) -> Case:
+    """The same case, with the operator snapshot and restored after these steps."""
+    return replace(case, restores=steps)
+
+
+def _expect(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ConformanceError(sentence)
+
+
+def _shown(rows: Counter[Row]) -> str:
+    first = [f"{count} x {_short(row)}" for row, count in list(rows.items())[:_FIRST_SHOWN]]
+    return ", ".join(first) + (", ..." if len(rows) > _FIRST_SHOWN else "") or "none"
+
+
+def _short(row: Row) -> str:
+    texts = (repr(value) for value in row)
+    return "(" + ", ".join(text if len(text) <= 30 else text[:27] + "..." for text in texts) + ")"

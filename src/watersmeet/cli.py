@@ -1,0 +1,292 @@
+"""The command line: `watersmeet join`, `demo`, `bench`.
+
+A sub-command is one `add_…_parser` function, which says its arguments, and the module whose `main(args)` does the work;
+that module is imported only once the arguments are understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from watersmeet.drivers.progress import Progress
+
+USAGE_ERROR = 2
+FAILURE = 1
+SHOWN_ROWS = 20
+"""Rows shown where no output file was named."""
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end: not an error, so nothing but the command line catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+_stopped: list[Stopped] = []
+"""Python swallows what is raised while an object is being destroyed; what came is kept here to be raised again."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where help is."""
+        self.exit(USAGE_ERROR, f"watersmeet: {message}; see '{self.prog} --help'\n")
+
+
+def build_parser() -> Parser:
+    """All sub-commands with their arguments."""
+    parser = Parser(prog="watersmeet", description="Exact, early, memory-bounded joins of streams.")
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for add in (add_join_parser, add_demo_parser, add_bench_parser):
+        add(commands).add_argument("--debug", action="store_true", help="show stack traces")
+    return parser
+
+
+def add_join_parser(commands: Any) -> Parser:
+    """`watersmeet join`."""
+    parser: Parser = commands.add_parser(
+        "join",
+        help="join two files",
+        description="Join two files (Parquet, CSV, NDJSON, Arrow IPC; globs in quotes) within a given memory.",
+    )
+    parser.add_argument("left", metavar="LEFT", help="path or glob of the left input")
+    parser.add_argument("right", metavar="RIGHT", help="path or glob of the right input")
+    parser.add_argument(
+        "--on", action="append", required=True, metavar="COLUMN", help="column, or LEFT=RIGHT; repeat for more than one"
+    )
+    parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
+    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="which join (default %(default)s)")
+    parser.add_argument(
+        "--suffixes", nargs=2, default=("", "_right"), metavar=("LEFT", "RIGHT"), help="for columns both inputs have"
+    )
+    parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
+    parser.set_defaults(run=run_join)
+    return parser
+
+
+def add_demo_parser(commands: Any) -> Parser:
+    """`watersmeet demo`."""
+    parser: Parser = commands.add_parser("demo", help="watch two slow, stalling sources being joined in little memory")
+    parser.add_argument("--out", metavar="DIR", help="where to put the picture and the results")
+    parser.add_argument("--rows", type=int, metavar="N", help="rows of each input")
+    parser.add_argument("--memory", default="2MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the generated rows (default %(default)s)")
+    parser.set_defaults(run=_in_module("watersmeet.demo"))
+    return parser
+
+
+def add_bench_parser(commands: Any) -> Parser:
+    """`watersmeet bench`."""
+    parser: Parser = commands.add_parser("bench", help="measure speed and memory on this machine")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
+    parser.add_argument("--peers", action="store_true", help="run other engines beside it, and compare")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here, too")
+    parser.add_argument("--list", action="store_true", help="say which benchmarks there are")
+    parser.set_defaults(run=_in_module("watersmeet.bench"))
+    return parser
+
+
+def _in_module(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        from watersmeet.core.errors import SpecError
+
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise SpecError(f"{args.command} is not part of this installation") from error
+        return int(module.main(args) or 0)
+
+    return run
+
+
+def run_join(args: argparse.Namespace) -> int:
+    """Join two files into a third, or show the first rows."""
+    from watersmeet import api, sinks
+    from watersmeet.cli_progress import display
+
+    if args.output is not None:
+        sinks.check_target(args.output)
+    with display(args.quiet) as show:
+
+        def look(progress: Progress) -> None:
+            if _stopped:
+                raise _stopped[0]
+            show(progress)
+
+        result = api.join(
+            args.left,
+            args.right,
+            on=args.on,
+            how=args.how,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        )
+        with result:
+            if args.output is not None:
+                result.write(args.output)
+            else:
+                head, rows = _first_rows(result)
+                show.clear()
+                _print_table(result.schema, head, rows)
+        show.finish(result.progress)
+    return 0
+
+
+def _first_rows(batches: Any) -> tuple[list[pa.RecordBatch], int]:
+    """A few rows to show, and the number of all."""
+    head: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if rows < SHOWN_ROWS:
+            head.append(batch.slice(0, SHOWN_ROWS - rows))
+        rows += batch.num_rows
+    return head, rows
+
+
+def _print_table(schema: pa.Schema, head: list[pa.RecordBatch], rows: int) -> None:
+    import shutil
+
+    import pyarrow as pa
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    columns = pa.Table.from_batches(head, schema)
+    # A column needs some characters to say anything: what does not fit is named, not squeezed to nothing.
+    fit = max(1, min(len(schema), width // 10))
+    table = Table(show_lines=False)
+    for field in list(schema)[:fit]:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        table.add_column(Text(field.name), justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    shown = [[_cell(value) for value in column.to_pylist()] for column in columns.columns[:fit]]
+    for row in zip(*shown, strict=True):
+        table.add_row(*row)
+    if len(schema):
+        console.print(table)
+    if fit < len(schema):
+        console.print(Text("more columns: " + ", ".join(schema.names[fit:])))
+    more = f", the first {columns.num_rows} shown" if rows > columns.num_rows else ""
+    console.print(f"{rows:,} {'row' if rows == 1 else 'rows'}{more}")
+
+
+def _cell(value: object) -> Any:
+    from rich.text import Text
+
+    return Text("null", style="dim") if value is None else Text(" ".join(str(value).split()))
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP unwind the stack once, so that everything is cleaned up; later ones are too late."""
+    numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        _stopped.append(Stopped(number))
+        raise _stopped[0]
+
+    _stopped.clear()
+    before = {}
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # started with nohup, or in the background
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Understand and carry out a command line; returns the exit code and never raises."""
+    debug = False
+    try:
+        with _signals():
+            parser = build_parser()
+            args = parser.parse_args(argv)
+            if args.version:
+                import watersmeet as wm
+
+                print(f"watersmeet {wm.__version__}")
+                return 0
+            if args.command is None:
+                parser.error("a command is missing")
+            debug = args.debug
+            return int(args.run(args))
+    except Stopped as stopped:
+        _say("stopped")
+        return stopped.exit_code
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else FAILURE
+    except BrokenPipeError:
+        # Whoever read our output has had enough. Without this, Python complains once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        if debug:
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """One sentence about an error; the exit code that goes with it."""
+    from watersmeet.core.errors import BudgetError, SourceError, SpecError, WatersmeetError
+
+    if isinstance(error, WatersmeetError):
+        _say(str(error))
+        return USAGE_ERROR if isinstance(error, SpecError | SourceError | BudgetError) else FAILURE
+    if isinstance(error, MemoryError):
+        _say("the machine has no memory left; allow the join less with --memory, or free some")
+    elif isinstance(error, OSError) and error.strerror:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    else:
+        _say(f"unexpected {type(error).__name__}: {error}; run again with --debug to see where")
+    return FAILURE
+
+
+def _say(text: str) -> None:
+    print("watersmeet:", " ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def main() -> NoReturn:
+    """The entry point of the installed command."""
+    code = run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        os._exit(FAILURE)
+    if any(thread.daemon and thread.name.startswith("watersmeet-read-") for thread in threading.enumerate()):
+        os._exit(code)  # a reader is stuck in a source (a pipe nobody writes to): an orderly exit might wait for it
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""In which common form two columns are compared.
+
+Equality is Spark SQL's and DuckDB's: by value across types. Each pair of types has one form that both columns are
+brought into, and two rows match exactly when their forms are the same bits.
+
+======================================  ============================================================================
+columns                                 common form
+======================================  ============================================================================
+integers, any widths                    a 64-bit word
+decimals with decimals or integers      a word, or two or four, at the *smaller* scale
+a float with any number                 a double; every NaN is one value, and so are both zeros
+dates; a date with a naive timestamp    a day
+timestamps, times of day, durations     ticks of the *coarser* unit; zoned only with zoned, naive only with naive
+strings; binaries                       bytes; a string never equals a binary
+booleans                                0 or 1
+null                                    comparable with everything, equal to nothing
+======================================  ============================================================================
+
+Why the smaller scale and the coarser unit? A value that cannot be written there has no partner on the other side, which
+has only such values: so nothing is ever multiplied, nothing overflows, and most keys fit a word. The same holds for a
+value beyond the word's range: it simply matches nothing.
+
+Dictionaries and run-end encoded columns are compared as their values, extension types as their storage. Nested types,
+unions and intervals are not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+from pyarrow import types
+
+COARSENESS = {"ns": 0, "us": 1, "ms": 2, "s": 3}
+"""How coarse a unit of time is; each is a thousand of the one before."""
+
+WORD_BITS = 64
+WORD_DIGITS = 18
+"""Every decimal of so many digits fits a signed word."""
+
+
+class KeyKind(Enum):
+    """What the bits of a common form mean."""
+
+    NOTHING = "nothing"
+    BOOL = "bool"
+    NUMBER = "number"
+    FLOAT = "float"
+    DAY = "day"
+    TIMESTAMP = "timestamp"
+    INSTANT = "instant"
+    TIME = "time"
+    DURATION = "duration"
+    STRING = "string"
+    BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyType:
+    """The common form of two columns.
+
+    >>> common_key_type(pa.int32(), pa.uint8())
+    KeyType(kind=<KeyKind.NUMBER: 'number'>, bits=64, scale=0, unsigned=False, unit='')
+    """
+
+    kind: KeyKind
+    bits: int | None = WORD_BITS
+    """How many bits a value takes: 64, 128 or 256, or None if that varies."""
+    scale: int = 0
+    """Of a number: its unit is 10 to the power of minus `scale`."""
+    unsigned: bool = False
+    """Of a number: words range from 0 to 2^64, not from -2^63 to 2^63."""
+    unit: str = ""
+    """Of a time: s, ms, us or ns."""
+
+    @property
+    def fits_word(self) -> bool:
+        """Whether a 64-bit word says everything about a value."""
+        return self.bits == WORD_BITS
+
+
+def common_key_type(left: pa.DataType, right: pa.DataType) -> KeyType | None:
+    """The form in which two columns are compared, or None if they cannot be.
+
+    >>> common_key_type(pa.decimal128(38, 10), pa.decimal64(12, 2)).scale
+    2
+    >>> common_key_type(pa.string(), pa.int64()) is None
+    True
+    """
+    (left, left_name), (right, right_name) = plain_type(left), plain_type(right)
+    if types.is_null(left) or types.is_null(right):
+        return KeyType(KeyKind.NOTHING)
+    if left_name and right_name and left_name != right_name:
+        return None  # a UUID is no other kind of thing that happens to be stored in 16 bytes
+    if _is_number(left) and _is_number(right):
+        return _common_number(left, right)
+    if (types.is_date(left) and _is_naive_day(right)) or (types.is_date(right) and _is_naive_day(left)):
+        return KeyType(KeyKind.DAY)
+    kind = _kind(left)
+    if kind is None or kind is not _kind(right):
+        return None
+    if kind in (KeyKind.STRING, KeyKind.BINARY):
+        return KeyType(kind, bits=None)
+    if kind is KeyKind.BOOL:
+        return KeyType(kind)
+    return KeyType(kind, unit=max(left.unit, right.unit, key=COARSENESS.__getitem__))
+
+
+def plain_type(found: pa.DataType) -> tuple[pa.DataType, str]:
+    """The type of the values themselves, and the name of the extension type around them, if there is one."""
+    name = ""
+    while True:
+        if types.is_dictionary(found) or types.is_run_end_encoded(found):
+            found = found.value_type
+        elif isinstance(found, pa.BaseExtensionType):
+            name = name or found.extension_name
+            found = found.storage_type
+        else:
+            return found, name
+
+
+def _kind(plain: pa.DataType) -> KeyKind | None:
+    """The kind of a type that is compared only with its like."""
+    if types.is_boolean(plain):
+        return KeyKind.BOOL
+    if types.is_timestamp(plain):
+        return KeyKind.TIMESTAMP if plain.tz is None else KeyKind.INSTANT
+    if types.is_time(plain):
+        return KeyKind.TIME
+    if types.is_duration(plain):
+        return KeyKind.DURATION
+    if types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain):
+        return KeyKind.STRING
+    if (
+        types.is_binary(plain)
+        or types.is_large_binary(plain)
+        or types.is_binary_view(plain)
+        or types.is_fixed_size_binary(plain)
+    ):
+        return KeyKind.BINARY
+    return None
+
+
+def _is_number(plain: pa.DataType) -> bool:
+    return bool(types.is_integer(plain) or types.is_floating(plain) or types.is_decimal(plain))
+
+
+def _is_naive_day(plain: pa.DataType) -> bool:
+    return bool(types.is_date(plain) or (types.is_timestamp(plain) and plain.tz is None))
+
+
+def _common_number(left: pa.DataType, right: pa.DataType) -> KeyType:
+    if types.is_floating(left) or types.is_floating(right):
+        return KeyType(KeyKind.FLOAT)
+    scale = min(_scale(left), _scale(right))
+    if types.is_decimal(left) and types.is_decimal(right):
+        digits = min(left.precision - left.scale, right.precision - right.scale) + scale
+        bits = WORD_BITS if digits <= WORD_DIGITS else 128 if digits <= 38 else 256
+        return KeyType(KeyKind.NUMBER, bits, scale)
+    # A partner of an integer is one itself, so a word is enough; which word, a uint64 on one side decides, unless
+    # the other side is signed and leaves it nothing to match beyond 2^63.
+    some_signed = types.is_signed_integer(left) or types.is_signed_integer(right)
+    unsigned = not some_signed and (types.is_uint64(left) or types.is_uint64(right))
+    return KeyType(KeyKind.NUMBER, scale=scale, unsigned=unsigned)
+
+
+def _scale(number: pa.DataType) -> int:
+    return int(number.scale) if types.is_decimal(number) else 0

@@ -1,0 +1,251 @@
+"""Bounded queues between threads that read sources and the one thread that joins.
+
+The hot path takes no lock: every counter has one writer, a deque appends and pops atomically, and whoever is about to
+sleep raises a flag first and looks again afterwards. So a row that arrives between the look and the sleep is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+PIECES = 4
+"""A batch is cut to pieces of at most this fraction of its queue, so that one batch never fills it."""
+MAX_ROWS = 65_536
+"""Rows a queue holds at most, however narrow they are."""
+BATCH_ROWS = 15
+"""A batch counts as so many rows more than it has: with tens of thousands of tiny batches in the queue, their readers
+would only take the interpreter from the consumer."""
+BATCH_BYTES, COLUMN_BYTES = 512, 256
+"""What a batch and each of its columns take beside the rows."""
+LEAST_PIECE_ROWS = 256
+"""Cutting finer frees no memory (a piece keeps its whole batch alive) and costs time."""
+TOGETHER_ROWS = 4096
+"""Batches that wait are put together up to so many rows: then an operator's work for each batch weighs little."""
+SMALL = 1024
+"""Bytes a row up to which the size of the buffers stands for the size of the rows."""
+
+
+Piece: TypeAlias = tuple[pa.RecordBatch, int, int]
+"""Some rows, the bytes and the rows they count for."""
+
+
+class Readable(Protocol):
+    """What the driver needs of a source."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    def schema(self) -> pa.Schema:
+        """May wait for data."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, each batch with exactly that schema; called once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and the like; may be called twice."""
+        ...
+
+
+class Bell:
+    """One condition variable for all threads of a run, rung only when somebody sleeps."""
+
+    __slots__ = ("asleep", "condition", "stopped")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.asleep = False
+        """The consumer sleeps, or is about to."""
+        self.stopped = False
+        """The run is over: readers end as soon as they look."""
+
+    def ring(self) -> None:
+        """Wake whoever sleeps."""
+        with self.condition:
+            self.asleep = False
+            self.condition.notify_all()
+
+
+class Inbox:
+    """The queue of one input, and the thread that fills it."""
+
+    def __init__(self, source: Readable, bell: Bell, room: int, rows: int = MAX_ROWS) -> None:
+        self.source = source
+        self.bell = bell
+        self.piece_bytes = max(1, room // PIECES)
+        self.piece_rows = max(1, rows // PIECES)
+        self.half = room // 2
+        self._high_bytes = max(0, room - self.piece_bytes)
+        self._high_rows = max(0, rows - self.piece_rows)
+        self.pieces: deque[Piece] = deque()
+        # Written by the reader alone.
+        self.put_bytes = 0
+        self.counted_put = 0
+        """Rows, a batch's extra ones included."""
+        self.schema: pa.Schema | None = None
+        self.error: BaseException | None = None
+        self.ended = False
+        # Written by the consumer alone.
+        self.freed_bytes = 0
+        self.counted_freed = 0
+        self.end_told = False
+        self._blocked = False
+        self.thread = threading.Thread(target=_read, args=(self,), name=f"watersmeet-read-{source.name}", daemon=True)
+
+    @property
+    def held(self) -> int:
+        """Bytes that were read and are not worked off."""
+        return self.put_bytes - self.freed_bytes
+
+    @property
+    def ready(self) -> bool:
+        """Is there anything the consumer has not been told?"""
+        return bool(self.pieces) or self.error is not None or (self.ended and not self.end_told)
+
+    def take(self) -> list[Piece]:
+        """What waits, of a full queue about half, so that the reader can go on; many small batches become few."""
+        pop = self.pieces.popleft
+        taken: list[Piece] = []
+        small: list[Piece] = []
+        left, bytes_left, rows_left = self.half, self.piece_bytes, TOGETHER_ROWS
+        for _ in range(len(self.pieces)):
+            piece = pop()
+            left -= piece[1]
+            bytes_left -= piece[1]
+            rows_left -= piece[2] - BATCH_ROWS
+            small.append(piece)
+            if bytes_left <= 0 or rows_left <= 0:
+                taken += together(small)
+                small, bytes_left, rows_left = [], self.piece_bytes, TOGETHER_ROWS
+            if left < 0:
+                break
+        return taken + together(small)
+
+    def free(self, size: int, rows: int) -> None:
+        """The consumer has worked off so much."""
+        self.freed_bytes += size
+        self.counted_freed += rows
+        if self._blocked:
+            self.bell.ring()
+
+    def stop(self, patience: float) -> None:
+        """After the bell was stopped: wait so long for the reader, drop what is queued, see the source closed."""
+        if self.thread.ident is not None and self.thread is not threading.current_thread():
+            self.thread.join(patience)
+        self.pieces.clear()
+        if self.thread.ident is None or self.thread.is_alive():  # else the reader has closed it
+            with contextlib.suppress(Exception):  # a generator that is stuck in its own code cannot be closed
+                self.source.close()
+
+    def cut(self, batch: pa.RecordBatch, size: int) -> Iterator[Piece]:
+        """Slices of a batch that fit the queue, each with its share of the bytes."""
+        rows: int = batch.num_rows
+        step = min(self.piece_rows, max(LEAST_PIECE_ROWS, rows * self.piece_bytes // max(size, 1)))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            share = size * stop // rows - size * start // rows
+            yield batch.slice(start, stop - start), share, stop - start + BATCH_ROWS
+
+    def allowance(self) -> tuple[int, int]:
+        """How many bytes and rows may have been put in all before the reader must wait."""
+        return self.freed_bytes + self._high_bytes, self.counted_freed + self._high_rows
+
+    def await_room(self) -> tuple[int, int]:
+        """Sleep until there is room or the run is over; then the new allowance."""
+        with self.bell.condition:
+            self._blocked = True
+            while True:
+                most_bytes, most_rows = self.allowance()
+                if (self.put_bytes <= most_bytes and self.counted_put <= most_rows) or self.bell.stopped:
+                    break
+                self.bell.condition.wait()
+            self._blocked = False
+            return most_bytes, most_rows
+
+
+def together(pieces: list[Piece]) -> list[Piece]:
+    """One piece for many, where Arrow can join them: an operator's work for a batch hardly depends on its rows.
+
+    >>> one, two = pa.record_batch({"n": [1]}), pa.record_batch({"n": [2]})
+    >>> [(batch.num_rows, size, rows) for batch, size, rows in together([(one, 8, 1), (two, 8, 1)])]
+    [(2, 16, 2)]
+    """
+    if len(pieces) < 2 or pieces[-1][2] > TOGETHER_ROWS:  # a large one after some small ones is not worth a copy
+        return pieces
+    try:
+        batch = pa.concat_batches([piece[0] for piece in pieces])
+    except pa.ArrowException:  # dictionaries that cannot be united, and whatever else Arrow cannot put together
+        return pieces
+    return [(batch, sum(piece[1] for piece in pieces), sum(piece[2] for piece in pieces))]
+
+
+def _read(inbox: Inbox) -> None:
+    """The reader thread: everything the source has, in order, then how it ended."""
+    try:
+        inbox.schema = inbox.source.schema()
+        inbox.bell.ring()
+        _read_batches(inbox)
+    except BaseException as error:  # a source is anybody's code; the consumer reports whatever it raised
+        if not inbox.bell.stopped:
+            inbox.error = error
+    finally:
+        with contextlib.suppress(Exception):
+            inbox.source.close()
+        inbox.ended = True
+        inbox.bell.ring()
+
+
+def _read_batches(inbox: Inbox) -> None:
+    bell, put = inbox.bell, inbox.pieces.append
+    piece_bytes, piece_rows = inbox.piece_bytes, inbox.piece_rows
+    put_bytes = counted_put = 0
+    most_bytes, most_rows = inbox.allowance()
+    overhead = BATCH_BYTES + COLUMN_BYTES * len(inbox.schema or ())
+    buffers, row_bytes = -1, 0.0
+    iterator = inbox.source.batches()
+    try:
+        for batch in iterator:
+            rows = batch.num_rows
+            if not rows:
+                if bell.stopped:
+                    return
+                continue
+            # Exact sizes take microseconds, more than all the rest for a batch of one row. Slices of one batch share
+            # its buffers, so they show the same total: measure the first. Other small batches count as their buffers.
+            total = batch.get_total_buffer_size()
+            if total == buffers:
+                size = int(row_bytes * rows)
+            elif total <= SMALL * rows and total <= piece_bytes:
+                size = total
+            else:
+                size = batch.nbytes
+                buffers, row_bytes = total, size / rows
+            size += overhead
+            fits = size <= piece_bytes and rows < piece_rows
+            for piece in ((batch, size, rows + BATCH_ROWS),) if fits else inbox.cut(batch, size):
+                put_bytes += piece[1]
+                counted_put += piece[2]
+                inbox.put_bytes = put_bytes
+                inbox.counted_put = counted_put
+                put(piece)
+                if bell.asleep:
+                    bell.ring()
+                if put_bytes > most_bytes or counted_put > most_rows:
+                    most_bytes, most_rows = inbox.await_room()
+                if bell.stopped:
+                    return
+            del batch, piece  # not to be kept alive while the source makes the next one
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            with contextlib.suppress(Exception):
+                close()

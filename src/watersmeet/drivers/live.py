@@ -1,0 +1,393 @@
+"""A join over real sources in real time.
+
+Every source is read by a thread of its own into a bounded queue; the consumer's thread runs the operator::
+
+    source ──thread──▶ queue ─┐
+                              ├─▶ receive … receive, poll, poll ──▶ you
+    source ──thread──▶ queue ─┘        (silence: Stall, then a little reactive work at a time)
+
+Inputs are never pulled in turn, so a silent side cannot hold up the other. All that waits in the queues is handed over
+before a poll, so that many small batches cost the operator one round.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
+from watersmeet.core.events import Arrive, End, Stall, Status
+from watersmeet.core.operator import JoinOperator
+from watersmeet.drivers.inbox import Bell, Inbox, Readable
+from watersmeet.drivers.progress import Progress
+
+if TYPE_CHECKING:
+    from watersmeet.memory import Budget
+    from watersmeet.spill.store import Store
+
+WAIT = 0.025
+"""Seconds of silence on every open input that make a stall."""
+FUEL = 65_536
+"""Units of work in a poll while rows arrive or all have arrived: about 10 ms."""
+REACTIVE_FUEL = 16_384
+"""Units of work in a poll during a stall: arrivals wait for it to end, so it is short."""
+QUEUE_SHARE = 8
+"""One part in so many of the user's memory is for the queues."""
+MOST_QUEUE_BYTES = 64 << 20
+"""Deeper queues smooth nothing more; the operator makes better use of the memory."""
+PATIENCE = 0.5
+"""Seconds to wait at the end for readers; one that is stuck in a source's code is left behind as a daemon."""
+
+
+class LiveOperator(JoinOperator, Protocol):
+    """An operator whose memory and disk can be seen and let go."""
+
+    @property
+    def budget(self) -> Budget:
+        """What it may hold, and what it holds."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """Where it spills."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything in memory."""
+        ...
+
+
+Build: TypeAlias = "Callable[[list[pa.Schema], int], LiveOperator]"
+Observe: TypeAlias = "Callable[[Progress], None]"
+
+
+def queue_bytes(memory: int) -> int:
+    """The part of the user's memory that the queues take; the operator gets the rest.
+
+    >>> queue_bytes(64 << 20) >> 20
+    8
+    """
+    return min(memory // QUEUE_SHARE, MOST_QUEUE_BYTES)
+
+
+class LiveRun:
+    """One join, from the first row read to the last result; an iterator of batches that can be taken once."""
+
+    def __init__(
+        self,
+        sources: Sequence[Readable],
+        build: Build,
+        memory: int,
+        *,
+        schemas: list[pa.Schema] | None = None,
+        wait: float = WAIT,
+        observe: Observe | None = None,
+        every: float = 0.1,
+    ) -> None:
+        """`build` makes the operator once all schemas are known: at once if they are given, else when the sources tell.
+
+        `observe` is called about every `every` seconds.
+        """
+        if not wait >= 0:
+            raise SpecError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
+        self.memory = memory
+        self._build = build
+        self._schemas = schemas
+        self._wait = wait
+        self._observe = observe
+        self._every = every
+        self._bell = Bell()
+        room = queue_bytes(memory) // len(sources)
+        self._inboxes = [Inbox(source, self._bell, room) for source in sources]
+        self._parts = _Parts(self._bell, self._inboxes)
+        self._names = tuple(source.name for source in sources)
+        self._rows_in = [0] * len(sources)
+        self._handed: list[tuple[Inbox, int, int]] = []
+        self._rows_out = 0
+        self._queue_peak = 0
+        self._silent = False
+        self._started: float | None = None
+        self._first: float | None = None
+        self._finished: float | None = None
+        self._next_look: float | None = None
+        self._done = False
+        self._schema: pa.Schema | None = None
+        # Clean up also when nobody iterates to the end or closes: at garbage collection, and at the latest at exit.
+        self._finalizer = weakref.finalize(self, self._parts.close)
+
+    # -- what people ask -------------------------------------------------------------------------------------------
+
+    def operator(self) -> LiveOperator:
+        """The operator; starts to read and waits until every input's schema is known."""
+        if self._parts.operator is not None:
+            return self._parts.operator
+        rest = self.memory - queue_bytes(self.memory)
+        try:
+            if self._parts.closed:
+                raise WatersmeetError("this join was closed; call join() again")
+            self._started = time.monotonic()
+            if self._schemas is None:
+                self._start_readers()
+                operator = self._build(self._await_schemas(), rest)
+                self._parts.operator = operator
+            else:  # built before any reader competes for the interpreter
+                operator = self._build(self._schemas, rest)
+                self._parts.operator = operator
+                self._start_readers()
+        except BaseException:
+            self.close()
+            raise
+        self._schema = operator.spec.schema
+        return operator
+
+    def schema(self) -> pa.Schema:
+        """The output's schema; waits as `operator` does, but is known also when the run is over."""
+        return self._schema or self.operator().spec.schema
+
+    def progress(self) -> Progress:
+        """A picture of the run now; may be asked at any time, from any thread."""
+        started = self._started
+        now = self._parts.figures()
+        return Progress(
+            names=self._names,
+            rows_in=tuple(self._rows_in),
+            rows_out=self._rows_out,
+            first_result_after=None if self._first is None or started is None else self._first - started,
+            elapsed=0.0 if started is None else (self._finished or time.monotonic()) - started,
+            memory=now.queued + now.memory,
+            peak=max(now.queued, self._queue_peak) + now.peak,
+            budget=self.memory,
+            spilled=now.spilled,
+            on_disk=now.on_disk,
+            phase=self._phase(),
+            algorithm=now.algorithm,
+            reason=now.reason,
+            done=self._done,
+        )
+
+    def _phase(self) -> str:
+        if self._done:
+            return "done"
+        if self._parts.closed:
+            return "closed"
+        if self._parts.operator is not None:
+            return self._parts.operator.phase
+        return "not started" if self._started is None else "waiting for schemas"
+
+    def close(self) -> None:
+        """Stop reading, let go of sources, memory and disk; may be called at any time and more than once."""
+        if self._started is not None and self._finished is None:
+            self._finished = time.monotonic()
+        self._finalizer()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    def batches(self) -> Generator[pa.RecordBatch, None, None]:
+        """Run the join; closing the generator stops it."""
+        try:
+            operator = self.operator()
+            status = Status.NEED_INPUT
+            while status is not Status.DONE:
+                self._look()
+                if self._parts.closed:  # by an observer, or by the consumer while it held a batch
+                    return
+                fuel = self._prepare(operator, status)
+                if not fuel:
+                    continue
+                step = operator.poll(time.monotonic(), fuel)
+                status, out = step.status, step.out
+                if status is not Status.HAS_OUTPUT:
+                    self._release()
+                if out is not None and out.num_rows:
+                    self._rows_out += out.num_rows
+                    if self._first is None:
+                        self._first = time.monotonic()
+                    del step  # neither is to be kept alive here while the next one is made
+                    yield out
+                out = None
+            self._done = True
+        finally:
+            self.close()
+        self._look(last=True)
+
+    def _prepare(self, operator: LiveOperator, status: Status) -> int:
+        """Tell the operator what there is to tell, or sleep; then the fuel for a poll, 0 if there is no use in one."""
+        if status is Status.HAS_OUTPUT:
+            return REACTIVE_FUEL if self._silent else FUEL
+        if self._hand_over(operator):
+            self._silent = False
+            return FUEL
+        if all(inbox.end_told for inbox in self._inboxes):
+            if status is Status.NEED_INPUT:
+                raise ProtocolError(f"{type(operator).__name__} asks for input although all inputs have ended")
+            return FUEL
+        if any(inbox.error is not None for inbox in self._inboxes):
+            raise self._source_error()
+        if self._silent and status is Status.HAS_WORK:
+            return REACTIVE_FUEL
+        return REACTIVE_FUEL if self._sleep(operator) else 0
+
+    def _hand_over(self, operator: LiveOperator) -> bool:
+        """Give the operator what waits in the queues (of a full one half, to let its reader go on); was there any?"""
+        moved = False
+        queued = 0
+        for number, inbox in enumerate(self._inboxes):
+            if inbox.end_told:
+                continue
+            queued += inbox.held
+            ended = inbox.ended  # looked at before the queue: nothing is put once it has ended
+            for batch, size, counted in inbox.take():
+                operator.receive(Arrive(number, batch))
+                moved = True
+                self._rows_in[number] += batch.num_rows
+                self._handed.append((inbox, size, counted))
+            if ended and not inbox.pieces and inbox.error is None:
+                operator.receive(End(number))
+                inbox.end_told = moved = True
+        self._queue_peak = max(self._queue_peak, queued)
+        return moved
+
+    def _release(self) -> None:
+        """What was handed over is worked off: only now the queues have room for more."""
+        for inbox, size, counted in self._handed:
+            inbox.free(size, counted)
+        self._handed.clear()
+
+    def _sleep(self, operator: LiveOperator) -> bool:
+        """Wait for an arrival. True if the operator is to be polled without one: a stall, or it wanted to be woken."""
+        bell = self._bell
+        stall_at = None if self._silent else time.monotonic() + self._wait
+        wake_at = operator.wake_at()
+        while True:
+            with bell.condition:
+                bell.asleep = True  # from here on a reader rings; what it put before, the next line sees
+                if any(inbox.ready for inbox in self._inboxes):
+                    bell.asleep = False
+                    return False
+                now = time.monotonic()
+                if stall_at is not None and now >= stall_at:
+                    break
+                if wake_at is not None and now >= wake_at:
+                    break
+                times = [at for at in (stall_at, wake_at, self._next_look) if at is not None]
+                bell.condition.wait(max(0.0, min(times) - now) if times else None)
+            self._look()
+            if self._parts.closed:
+                return False
+        bell.asleep = False
+        if stall_at is not None and now >= stall_at:
+            operator.receive(Stall())
+            self._silent = True
+        return True
+
+    # -- starting, watching, failing -------------------------------------------------------------------------------
+
+    def _start_readers(self) -> None:
+        self._next_look = None if self._observe is None else time.monotonic()
+        for inbox in self._inboxes:
+            inbox.thread.start()
+
+    def _await_schemas(self) -> list[pa.Schema]:
+        while True:
+            self._look()
+            if self._parts.closed:
+                raise WatersmeetError("this join was closed before its inputs said what columns they have")
+            with self._bell.condition:
+                if any(inbox.error is not None and inbox.schema is None for inbox in self._inboxes):
+                    raise self._source_error()
+                schemas = [inbox.schema for inbox in self._inboxes if inbox.schema is not None]
+                if len(schemas) == len(self._inboxes):
+                    return schemas
+                self._bell.condition.wait(None if self._observe is None else self._every)
+
+    def _look(self, *, last: bool = False) -> None:
+        """Let the observer look, if it is time to."""
+        if self._observe is None or self._next_look is None:
+            return
+        now = time.monotonic()
+        if last or now >= self._next_look:
+            self._next_look = now + self._every
+            self._observe(self.progress())
+
+    def _source_error(self) -> WatersmeetError:
+        """The first failure of a source, as an error that names it."""
+        number, inbox = next((i, inbox) for i, inbox in enumerate(self._inboxes) if inbox.error is not None)
+        error = inbox.error
+        if isinstance(error, WatersmeetError):
+            return error
+        text = " ".join(str(error).split())
+        wrapped = SourceError(
+            f"{inbox.source.name} broke off after {self._rows_in[number]:,} rows: {type(error).__name__}"
+            + (f": {text}" if text else "")
+        )
+        wrapped.__cause__ = error
+        return wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What the parts of a run say about themselves."""
+
+    queued: int = 0
+    memory: int = 0
+    peak: int = 0
+    spilled: int = 0
+    on_disk: int = 0
+    algorithm: str | None = None
+    reason: str | None = None
+
+
+class _Parts:
+    """All that must be let go at the end, without a way back to the run: so the run can be collected as garbage."""
+
+    def __init__(self, bell: Bell, inboxes: Sequence[Inbox]) -> None:
+        self.bell = bell
+        self.inboxes = inboxes
+        self.operator: LiveOperator | None = None
+        self.closed = False
+        self._last = _Figures()
+
+    def figures(self) -> _Figures:
+        """As of now, or of the end."""
+        operator = self.operator
+        if self.closed:
+            return self._last
+        queued = sum(inbox.held for inbox in self.inboxes)
+        if operator is None:
+            return _Figures(queued)
+        return _Figures(
+            queued=queued,
+            memory=operator.budget.used,
+            peak=operator.budget.peak,
+            spilled=operator.store.bytes_written,
+            on_disk=operator.store.bytes_held,
+            algorithm=getattr(operator, "name", type(operator).__name__),
+            reason=getattr(operator, "reason", None),
+        )
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self._last = replace(self.figures(), queued=0, memory=0, on_disk=0)
+        self.closed = True
+        self.bell.stopped = True
+        self.bell.ring()
+        give_up = time.monotonic() + PATIENCE
+        try:
+            for inbox in self.inboxes:
+                inbox.stop(max(0.0, give_up - time.monotonic()))
+        finally:
+            operator, self.operator = self.operator, None
+            if operator is not None:
+                try:
+                    operator.close()
+                finally:
+                    operator.store.close()

@@ -1,0 +1,73 @@
+"""How far a run is: one immutable picture of it, taken at any moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from watersmeet.memory import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A run at one moment.
+
+    >>> print(Progress(("left", "right"), (1200, 800), 950, 0.012, 1.5, memory=3 << 20, peak=4 << 20, budget=8 << 20))
+    1.5 s · left 1,200 + right 800 rows in · 950 out · first after 12 ms · memory 3 MiB of 8 MiB · not started
+    """
+
+    names: tuple[str, ...]
+    """What the inputs are called."""
+    rows_in: tuple[int, ...]
+    """Rows that reached the operator, one count for each input."""
+    rows_out: int = 0
+    """Rows handed to the consumer."""
+    first_result_after: float | None = None
+    """Seconds from the start to the first result; None as long as there is none."""
+    elapsed: float = 0.0
+    """Seconds since the start, or for the whole run once it is over."""
+    memory: int = 0
+    """Bytes held now: the operator's and those of the input queues."""
+    peak: int = 0
+    """Never less than the most bytes that were held at once."""
+    budget: int = 0
+    """Bytes the user allowed."""
+    spilled: int = 0
+    """Bytes written to disk so far."""
+    on_disk: int = 0
+    """Bytes on disk now."""
+    phase: str = "not started"
+    """What the run is at: waiting for schemas, arriving, reactive, clean-up, done, closed."""
+    algorithm: str | None = None
+    """The join that runs; None before it is chosen."""
+    reason: str | None = None
+    """Why that join was chosen, where the choice was left open."""
+    done: bool = False
+    """True once every result has been handed out."""
+
+    def __str__(self) -> str:
+        inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))
+        parts = [
+            f"{self.elapsed:.1f} s",
+            f"{inputs} rows in",
+            f"{self.rows_out:,} out",
+            f"memory {format_bytes(self.memory)} of {format_bytes(self.budget)}",
+            self.phase,
+        ]
+        if self.first_result_after is not None:
+            parts.insert(3, f"first after {format_seconds(self.first_result_after)}")
+        if self.spilled:
+            parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
+        return " · ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> format_seconds(0.0123), format_seconds(2.34), format_seconds(135)
+    ('12 ms', '2.3 s', '2 min 15 s')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"

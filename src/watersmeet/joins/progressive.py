@@ -1,0 +1,476 @@
+"""What progressive joins of two finite streams share: receiving, arrivals, output, snapshots.
+
+```
+receive ──▶ intake ──▶ arrival: keep the row, look it up on the other side ──▶ pairs ──▶ poll's batch
+                         │ no room
+                         ▼
+                       `_flush_one`: the operator's own choice
+```
+
+A subclass says what to do when memory is full, when the inputs are silent, and when they have ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.cost import Cost, Meter
+from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, SpecError
+from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
+from watersmeet.core.operator import Snapshot
+from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.snapshots import Saver, check_snapshot
+from watersmeet.memory import Budget, format_bytes
+from watersmeet.spill.store import Store
+from watersmeet.state.intake import Intake, Received
+from watersmeet.state.keys import KeyCodec
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pairs import Between, PairBuffer
+from watersmeet.state.rows import BatchRows, RowPlan, TableRows, widest_value
+from watersmeet.state.side import Probe, SideTable, row_bytes
+from watersmeet.state.sizing import Sizing
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class Task(Protocol):
+    """A stretch of work that can stop between any two pairs."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all its pairs were found."""
+        ...
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The look-up whose pairs are in the buffer."""
+        ...
+
+    def work(self, fuel: int) -> int:
+        """Fill the empty pair buffer; returns the fuel that took, at least one."""
+        ...
+
+    def finish(self) -> None:
+        """All pairs were handed out: settle what the task has achieved."""
+        ...
+
+    def to_state(self) -> dict[str, Any]:
+        """The task for a snapshot."""
+        ...
+
+
+class Arrival:
+    """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
+
+    def __init__(self, join: ProgressiveJoin, side: int, batch: pa.RecordBatch, numbers: Int64) -> None:
+        plan = join.plans[side]
+        hashes, valid = join.codec.hash(side, plan.key_arrays(batch))
+        if valid is not None:  # NULL matches nothing: such rows end here
+            hashes, numbers, batch = hashes[valid], numbers[valid], batch.filter(pa.array(valid))
+        self.side = side
+        self.batch = batch
+        self.numbers = numbers
+        self.next = 0
+        self.lookup: Lookup | None = None
+        self.kept = False
+        self._join = join
+        self._hashes = hashes
+        self._parts = join.tables[side].parts_of(hashes)
+        self._columns = plan.store(batch, numbers)
+        self.widest = sum(widest_value(column) for column in self._columns)
+        join.meter.hashes += len(hashes)
+
+    @property
+    def done(self) -> bool:
+        """Whether the last slice was looked up."""
+        return self.next == len(self._hashes) and (self.lookup is None or self.lookup.done)
+
+    def work(self, fuel: int) -> int:
+        """Go on with the slice at hand, or with the next."""
+        join = self._join
+        if self.lookup is None or self.lookup.done:
+            if self.next == len(self._hashes):
+                return 1
+            count = min(fuel, len(self._hashes) - self.next)
+            self.kept = join.must_keep(self.side)
+            if self.kept:
+                count = join.admit(self, count)
+            else:
+                join.pairs.widest[self.side] = max(join.pairs.widest[self.side], self.widest)
+            self.take_slice(count)
+        assert self.lookup is not None
+        return self.lookup.work(join.pairs, fuel, join.meter)
+
+    def piece(self, count: int) -> tuple[Int64, Int32, list[pa.Array]]:
+        """Hashes, partitions and columns of the next rows."""
+        stop = self.next + count
+        return (
+            self._hashes[self.next : stop],
+            self._parts[self.next : stop],
+            [column.slice(self.next, count) for column in self._columns],
+        )
+
+    def take_slice(self, count: int) -> None:
+        """Move the next rows into memory (which has room for them) and begin to look them up."""
+        hashes, parts, columns = self.piece(count)
+        join, table = self._join, self._join.tables[self.side]
+        self.next += count
+        if self.kept:
+            rows = table.append(hashes, parts, columns, join.ticks(count))
+            join.meter.inserts += count
+            source: TableRows | BatchRows = TableRows(table, rows)
+        else:
+            source = BatchRows(columns)
+        self._begin(hashes, parts, source)
+
+    def _begin(self, hashes: Int64, parts: Int32, source: TableRows | BatchRows) -> None:
+        other = self._join.tables[1 - self.side]
+        self.lookup = Lookup(Probe(hashes, parts), other, Between(self.side, source, other))
+
+    def finish(self) -> None:
+        """Nothing is left to settle."""
+
+    def to_state(self) -> dict[str, Any]:
+        """The slice at hand: how many rows it has, whether they were kept, and the place in its look-up."""
+        if self.lookup is None:
+            return {"kind": "arrival", "side": self.side, "rows": 0}
+        rows = len(self.lookup.probe.hashes)
+        place = self.lookup.place(self._join.pairs)
+        return {"kind": "arrival", "side": self.side, "rows": rows, "kept": self.kept, "place": place}
+
+    def unfinished(self) -> tuple[pa.RecordBatch, Int64]:
+        """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
+        start = self.next - (0 if self.lookup is None else len(self.lookup.probe.hashes))
+        return self.batch.slice(start), self.numbers[start:]
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on with a slice that was at hand when a snapshot was taken; this batch begins with its rows."""
+        if not state["rows"]:
+            return
+        count, self.kept = state["rows"], state["kept"]
+        hashes, parts, columns = self.piece(count)
+        self.next = count
+        source: TableRows | BatchRows = BatchRows(columns)
+        self._begin(hashes, parts, source)
+        assert self.lookup is not None
+        self.lookup.resume(self._join.pairs, state["place"])
+
+
+class ProgressiveJoin(ABC):
+    """The frame of an operator for two finite streams."""
+
+    name: ClassVar[str]
+    partitioned: ClassVar[bool] = True
+
+    def __init__(self, spec: JoinSpec, memory: int, store: Store) -> None:
+        self.spec = spec
+        self.store = store
+        self.codec = KeyCodec(spec)
+        self.plans = (RowPlan(spec, 0, self.codec.exact), RowPlan(spec, 1, self.codec.exact))
+        widths = [row_bytes(plan.types) for plan in self.plans]
+        self.sizing = Sizing.divide(memory, widths, self.partitioned, f"the {self.name} join")
+        self.budget = Budget(memory)
+        self.buffers = self.budget.reservation("buffers")
+        self.buffers.grow(self.sizing.buffers)
+        self.tables: tuple[SideTable, ...] = tuple(
+            SideTable(plan.types, self.budget, self.sizing.layout, name)
+            for plan, name in zip(self.plans, spec.names, strict=True)
+        )
+        self.pairs = PairBuffer(spec, self.codec, self.plans, self.sizing.pairs)
+        self.meter = Meter()
+        self.clock = 0
+        self.gone = np.zeros((2, self.sizing.layout.partitions), np.int64)
+        """Rows of a side and partition that arrived up to this tick are no longer in memory."""
+        self.saver = Saver(self)
+        self._intakes = (Intake(self.sizing.input_bytes), Intake(self.sizing.input_bytes))
+        self._ended = [False, False]
+        self._closed = [False, False]
+        self._stalled = False
+        self._must_poll = False
+        self._task: Task | None = None
+        self._done = False
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        exact = KeyCodec(spec).exact
+        return Sizing.least([row_bytes(RowPlan(spec, side, exact).types) for side in (0, 1)])
+
+    # --- the protocol ---
+
+    def receive(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Stall):
+            self._stalled = True
+            return
+        if not isinstance(event, Arrive | End):
+            raise ProtocolError(f"{self.name} does not take {type(event).__name__}")
+        if self._ended[event.input]:
+            raise ProtocolError(f"{self.spec.names[event.input]} has ended; nothing can follow")
+        if isinstance(event, End):
+            self._ended[event.input] = True
+            return
+        if self._must_poll:
+            raise ProtocolError("poll until what was received is worked off, before the next arrival")
+        schema = event.batch.schema
+        if schema != self.spec.input(event.input):
+            raise SpecError(
+                f"a batch of {self.spec.names[event.input]} has other columns than announced: it has "
+                f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
+            )
+        self._stalled = False
+        self._intakes[event.input].add(event.batch)
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        before = self.meter.total()
+        left = max(1, fuel)
+        out: pa.RecordBatch | None = None
+        while left > 0 and out is None:
+            if not self.pairs.waiting:
+                used = self._work(left)
+                if not used:
+                    break
+                left -= used
+            if self.pairs.waiting:
+                assert self._task is not None and self._task.lookup is not None
+                out, count = self.pairs.take(self._task.lookup.between, self.sizing.output_bytes)
+                self.meter.results += count
+                left -= count
+        status = self._status()
+        self._must_poll = status is Status.HAS_OUTPUT
+        return Step(out, status, self.meter.total() - before)
+
+    def wake_at(self) -> float | None:
+        """Never: all work follows events."""
+        return None
+
+    @property
+    def cost(self) -> Cost:
+        """All work so far."""
+        return self.meter.total()
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        if self._done:
+            return "done"
+        if all(self._closed):
+            return "clean-up"
+        return "reactive" if self._task is not None and not isinstance(self._task, Arrival) else "arriving"
+
+    def close(self) -> None:
+        """Let go of all rows; the store belongs to whoever made it."""
+        self._task = None
+        self.pairs.clear()
+        self.tables = ()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.budget.check()
+        for table in self.tables:
+            table.check()
+        assert self.pairs.waiting >= 0
+        assert not self.pairs.waiting or self._task is not None
+
+    # --- work ---
+
+    def _work(self, fuel: int) -> int:
+        """One stretch of work with an empty pair buffer; returns the fuel used, 0 if there is nothing to do."""
+        if self._task is not None and self._task.done:
+            self._task.finish()
+            self._task = None
+        if self._task is None:
+            self._task = self._next_task()
+        elif self._arrivals_wait and not isinstance(self._task, Arrival):
+            return self._give_way(self._task)
+        return self._task.work(fuel) if self._task is not None else 0
+
+    @property
+    def _arrivals_wait(self) -> bool:
+        return any(intake.rows for intake in self._intakes)
+
+    def _next_task(self) -> Task | None:
+        for side, intake in enumerate(self._intakes):
+            if intake.rows:
+                return Arrival(self, side, *intake.next())
+            if self._ended[side] and not self._closed[side]:
+                self._closed[side] = True
+                self._input_closed(side)
+        if all(self._closed):
+            task = self._clean_up_task()
+            self._done = task is None
+            return task
+        return self._reactive_task() if self._stalled else None
+
+    def _status(self) -> Status:
+        if self.pairs.waiting or self._arrivals_wait:
+            return Status.HAS_OUTPUT
+        if self._done:
+            return Status.DONE
+        if all(self._ended):
+            return Status.HAS_OUTPUT
+        if self._task is not None and not self._task.done:
+            return Status.HAS_OUTPUT if isinstance(self._task, Arrival) else Status.HAS_WORK
+        return Status.HAS_WORK if self._stalled and self._can_react() else Status.NEED_INPUT
+
+    def exhausted(self, side: int) -> bool:
+        """Whether an input has ended and all its rows have been worked off; asked by the other side's arrivals."""
+        return self._ended[side] and not self._intakes[side].rows
+
+    def ticks(self, count: int) -> Int64:
+        """The next ticks of the logical clock."""
+        first = self.clock + 1
+        self.clock += count
+        return np.arange(first, first + count)
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for the next rows of an arrival; returns for how many, at least one."""
+        table = self.tables[arrival.side]
+        while True:
+            _, parts, columns = arrival.piece(count)
+            wide_enough = self._allow_widest(arrival.side, arrival.widest)
+            if wide_enough and self.secure(lambda: table.reserve(parts, columns)):  # noqa: B023
+                return count
+            if count == 1:
+                size = sum(column.nbytes for column in columns)
+                raise BudgetError(
+                    f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
+                    f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
+                )
+            count //= 2
+
+    def _allow_widest(self, side: int, widest: int) -> bool:
+        """Let the buffers hold the widest row of each side, should it be wider than what was set aside for them."""
+        allowed = min(self.sizing.page_bytes, self.sizing.output_bytes // 2)
+        grown = 3 * (max(widest, allowed) - max(self.pairs.widest[side], allowed))
+        if grown > 0 and not self.secure(lambda: self.buffers.try_grow(grown)):
+            return False
+        self.pairs.widest[side] = max(widest, self.pairs.widest[side])
+        return True
+
+    def secure(self, claim: Callable[[], bool], spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+        """Make room until a claim succeeds; False if it does not with all but the spared partitions gone."""
+        while not claim():
+            # A claim that fails half-way leaves free memory reserved: give all of that back, and ask again.
+            for table in self.tables:
+                table.trim(self.budget.total)
+            if claim():
+                break
+            if not self._flush_one(spared):
+                return False
+        return True
+
+    def forget(self, side: int, part: int) -> None:
+        """Drop a partition from memory: its rows are on disk, or can find no more partners."""
+        self.tables[side].drop(part)
+        self.gone[side][part] = self.clock
+
+    # --- what the operators differ in ---
+
+    @abstractmethod
+    def must_keep(self, side: int) -> bool:
+        """Whether a row that arrives on this side can still find partners later."""
+
+    @abstractmethod
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        """Move something out of memory, but no spared partition; False if nothing is left to move."""
+
+    @abstractmethod
+    def _input_closed(self, side: int) -> None:
+        """All rows of an input have been worked off."""
+
+    @abstractmethod
+    def _can_react(self) -> bool:
+        """Whether there is reactive work."""
+
+    @abstractmethod
+    def _reactive_task(self) -> Task | None:
+        """The next reactive work; None if there is none."""
+
+    @abstractmethod
+    def _give_way(self, task: Task) -> int:
+        """Rows have arrived: end the reactive task at the next boundary; returns the fuel that took."""
+
+    @abstractmethod
+    def _clean_up_task(self) -> Task | None:
+        """The next work after all inputs have ended; None when all is done."""
+
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now; writes the rows that arrived since the last one."""
+        return self.saver.save(*self._own_state())
+
+    @classmethod
+    def restore(cls, spec: JoinSpec, snapshot: Snapshot, memory: int, store: Store, **options: Any) -> Self:
+        """An operator that goes on where the snapshot was taken."""
+        check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
+        join = cls(spec, memory, store, **options)
+        join._load(snapshot)
+        return join
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        """The segments and the state that only this operator has."""
+        return [], {}
+
+    def _load_own(self, state: dict[str, Any]) -> None:  # noqa: B027 (an operator need not have any)
+        """Take over the state that only this operator has."""
+
+    def _load_task(self, state: dict[str, Any]) -> Task:
+        """The task that was at hand, if it is none of the frame's own."""
+        raise SnapshotError(f"the snapshot has work of an unknown kind: {state['kind']!r}")
+
+    def frame_state(self) -> dict[str, Any]:
+        """The frame's own state."""
+        return {
+            "clock": self.clock,
+            "numbered": [intake.numbered for intake in self._intakes],
+            "ended": list(self._ended),
+            "closed": list(self._closed),
+            "stalled": self._stalled,
+            "must_poll": self._must_poll,
+            "done": self._done,
+            "gone": self.gone.tolist(),
+            "widest": list(self.pairs.widest),
+            "task": None if self._task is None else self._task.to_state(),
+        }
+
+    def waiting(self, side: int) -> list[Received]:
+        """One input's rows that were received and are not in memory yet, the slice at hand first."""
+        waiting = self._intakes[side].waiting()
+        if isinstance(self._task, Arrival) and self._task.side == side:
+            waiting.insert(0, Received(*self._task.unfinished()))
+        return waiting
+
+    def _load(self, snapshot: Snapshot) -> None:
+        state: dict[str, Any] = dict(snapshot.state)
+        self.clock = state["clock"]
+        self._ended, self._closed = list(state["ended"]), list(state["closed"])
+        self._stalled, self._must_poll, self._done = state["stalled"], state["must_poll"], state["done"]
+        self.gone = np.array(state["gone"], np.int64)
+        for side, widest in enumerate(state["widest"]):
+            self._allow_widest(side, widest)
+        self._load_own(state)
+        self.saver.load(snapshot)
+        waiting = self.saver.load_waiting(snapshot)
+        task = state["task"]
+        if task is not None and task["kind"] == "arrival":
+            at_hand = waiting[task["side"]].pop(0)
+            assert at_hand.numbers is not None
+            arrival = Arrival(self, task["side"], at_hand.batch, at_hand.numbers)
+            arrival.resume(task)
+            self._task = arrival
+        elif task is not None:
+            self._task = self._load_task(task)
+        for side, batches in enumerate(waiting):
+            self._intakes[side].numbered = state["numbered"][side]
+            for received in batches:
+                self._intakes[side].add(received.batch, received.numbers)

@@ -1,0 +1,499 @@
+"""Three stages: join in memory while rows arrive, join memory with disk while they do not, join the rest at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.progressive import ProgressiveJoin, Task
+from watersmeet.memory import format_bytes
+from watersmeet.policies.flush import FlushLargest, FlushPolicy
+from watersmeet.spill.store import Store
+from watersmeet.state.disk import DiskSide
+from watersmeet.state.ledger import FOREVER, Ledger, Stay
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pages import Page
+from watersmeet.state.pairs import Between
+from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.side import Probe
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+
+class XJoin(ProgressiveJoin):
+    """Spill the largest partition when memory is full, and use silences to join memory with what was spilled [1]_.
+
+    ```
+    arriving ──stall──▶ reactive            both sides are partitioned by the same hash;
+       ▲  ◀──arrival──────┘                 each partition has a part in memory and runs on disk
+       └─ both ended ─▶ clean-up ─▶ done
+    ```
+
+    - *Arriving*: a row is kept in its partition and looked up in the other side's memory. Without room, the largest
+      partition of either side is flushed.
+    - *Reactive*: the largest memory partition with unmet rows on the other side's disk is joined with them, page by
+      page.
+    - *Clean-up*: partition by partition, one side's runs are brought back into memory, as much as fits, and the other
+      side's runs and memory are looked up in it; each page is read once if the partition's smaller side fits.
+
+    Which pairs were emitted before is the ledger's to say. The paper remembers when a memory partition was joined with
+    the whole disk partition; here a visit can end after any row, so the ledger remembers which stretch of the disk it
+    covered, and the next visit goes on from there. New arrivals thus wait for one row's matches at most, where the
+    original waits for the end of the stage.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.events import LEFT, RIGHT, Arrive, End
+    >>> from watersmeet.core.spec import JoinSpec, parse_on
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> left, right = pa.record_batch({"id": range(2000)}), pa.record_batch({"id": range(1990, 4000)})
+    >>> join = XJoin(JoinSpec(left.schema, right.schema, parse_on("id")), 64 * 1024, MemoryStore())
+    >>> for event in (Arrive(LEFT, left), End(LEFT), Arrive(RIGHT, right), End(RIGHT)):
+    ...     join.receive(event)
+    >>> rows = 0
+    >>> while not join.phase == "done":
+    ...     step = join.poll(0.0, fuel=1000)
+    ...     rows += step.out.num_rows if step.out else 0
+    >>> rows, join.cost.pages_written > 0
+    (10, True)
+
+    .. [1] T. Urhan and M. J. Franklin. XJoin: A reactively-scheduled pipelined join operator. IEEE Data Engineering
+       Bulletin 23(2), 2000; as described in section 2.1 of Y. Tao et al. RPJ: Producing fast join results on streams
+       through rate-based optimization. SIGMOD 2005.
+    """
+
+    name: ClassVar[str] = "xjoin"
+
+    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, flush: FlushPolicy | None = None) -> None:
+        super().__init__(spec, memory, store)
+        partitions = self.sizing.layout.partitions
+        catalogue = self.budget.reservation("catalogue of spilled runs")
+        self.disks = tuple(DiskSide(partitions, store, f"run-{side}", catalogue, self.meter) for side in (0, 1))
+        self.ledger = Ledger(partitions, self.budget.reservation("history of visits"))
+        self._flush_policy = flush or FlushLargest()
+        self._visited_at = np.zeros((2, partitions), np.int64)
+        self._resume_at = np.zeros((2, partitions), np.int64)
+        self._to_clean: list[int] | None = None
+
+    # --- arriving ---
+
+    def must_keep(self, side: int) -> bool:
+        """Unless the other input has ended and has nothing on disk."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].total_rows > 0
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        rows = np.array([table.part_rows for table in self.tables])
+        for side, part in spared:
+            rows[side, part] = 0
+        if not rows.any():
+            return False
+        self.flush(*self._flush_policy.victim(rows))
+        return True
+
+    def flush(self, side: int, part: int) -> None:
+        """Move a partition from memory to disk."""
+        self.clock += 1
+        self.disks[side].flush(self.tables[side], part, self.clock, self.sizing.page_bytes)
+        self.gone[side][part] = self.clock
+
+    def _input_closed(self, side: int) -> None:
+        """Rows of the other side that have met all of this input are done with."""
+        other = 1 - side
+        for part in range(self.sizing.layout.partitions):
+            if not self.disks[side].rows[part]:
+                self.forget(other, part)
+
+    # --- reactive ---
+
+    def _can_react(self) -> bool:
+        return self._choose_visit() is not None
+
+    def _choose_visit(self) -> tuple[int, int] | None:
+        """The largest memory partition that has rows which have not visited the other side's disk."""
+        best, most = None, 0
+        for side in (0, 1):
+            for part in np.flatnonzero(self.tables[side].part_rows > most):
+                news = self.tables[side].latest_tick(int(part)) > self._visited_at[side, part]
+                if self.disks[1 - side].rows[part] and news and self.tables[side].part_rows[part] > most:
+                    best, most = (side, int(part)), int(self.tables[side].part_rows[part])
+        return best
+
+    def _reactive_task(self) -> Task | None:
+        chosen = self._choose_visit()
+        if chosen is None:
+            return None
+        side, part = chosen
+        # A visit that begins in the middle and wraps around leaves two entries.
+        if not (self.ledger.try_reserve(side, part, 2)):
+            return None
+        self.clock += 1
+        start = int(self._resume_at[side, part]) % self.disks[1 - side].rows[part]
+        return Visit(self, side, part, self.clock, start)
+
+    def _give_way(self, task: Task) -> int:
+        assert isinstance(task, Visit)
+        if task.between_rows:
+            task.finish()
+            self._task = None
+            return 1
+        return task.work(1)
+
+    def end_visit(self, visit: Visit) -> None:
+        """Record what a visit has covered, and where the next one goes on."""
+        rows = self.disks[1 - visit.side].rows[visit.part]
+        beyond = min(visit.start + visit.covered, rows)
+        wrapped = visit.covered - (beyond - visit.start)
+        self.ledger.record_visit(visit.side, visit.part, visit.tick, visit.start, beyond)
+        self.ledger.record_visit(visit.side, visit.part, visit.tick, 0, wrapped)
+        self._resume_at[visit.side, visit.part] = wrapped or beyond
+        if visit.covered == rows:
+            self._visited_at[visit.side, visit.part] = visit.tick
+
+    # --- clean-up ---
+
+    def _clean_up_task(self) -> Task | None:
+        if self._to_clean is None:
+            self._to_clean = list(range(self.sizing.layout.partitions))
+        while self._to_clean:
+            # The partition with the most rows in memory first: its memory serves the others.
+            part = max(self._to_clean, key=lambda p: int(self.tables[0].part_rows[p] + self.tables[1].part_rows[p]))
+            self._to_clean.remove(part)
+            task = CleanUp(self, part)
+            if not task.done:
+                return task
+            task.finish()
+        return None
+
+    # --- checks and snapshots ---
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for disk in self.disks:
+            disk.check()
+        self.ledger.check(self.clock, [disk.rows for disk in self.disks])
+        for side, table in enumerate(self.tables):
+            for part in range(self.sizing.layout.partitions):
+                rows = table.rows_of(part)
+                stayed = rows[table.ordinals(rows) < 0]
+                assert (table.ticks(stayed) > self.gone[side][part]).all(), (
+                    "rows in memory arrived after the last flush"
+                )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        for disk in self.disks:
+            disk.release()
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        segments = [run.segment for disk in self.disks for runs in disk.runs for run in runs]
+        return segments, {
+            "disks": [disk.to_state() for disk in self.disks],
+            "ledger": self.ledger.to_state(),
+            "visited_at": self._visited_at.tolist(),
+            "resume_at": self._resume_at.tolist(),
+            "to_clean": self._to_clean,
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        for disk, saved in zip(self.disks, state["disks"], strict=True):
+            disk.load(saved)
+        self.ledger.load(state["ledger"])
+        self._visited_at = np.array(state["visited_at"], np.int64)
+        self._resume_at = np.array(state["resume_at"], np.int64)
+        self._to_clean = None if state["to_clean"] is None else list(state["to_clean"])
+
+    def _load_task(self, state: dict[str, Any]) -> Task:
+        if state["kind"] == "visit":
+            return Visit.resumed(self, state)
+        if state["kind"] == "clean-up":
+            return CleanUp.resumed(self, state)
+        return super()._load_task(state)
+
+
+class _PageLookups:
+    """Pages of one side's disk, looked up in the other side's memory."""
+
+    def __init__(self, join: XJoin, probe_side: int, part: int) -> None:
+        self._join = join
+        self._probe_side = probe_side
+        self._part = part
+        self.page: Page | None = None
+        self.lookup: Lookup | None = None
+
+    def open(self, ordinal: int, stop: int) -> None:
+        """Begin with the rows from an ordinal to the end of its page."""
+        join, part = self._join, self._part
+        page = join.disks[self._probe_side].read(part, ordinal, stop)
+        table = join.tables[1 - self._probe_side]
+        self.page = page
+        self.lookup = Lookup(
+            Probe(page.hashes, np.full(len(page), part, np.int32)),
+            table,
+            Between(self._probe_side, BatchRows(page.columns), table),
+            self._fresh,
+        )
+
+    def _fresh(self, probes: Int32, rows: Int32) -> Bool:
+        page = self.page
+        assert page is not None
+        departed = np.full(len(probes), page.departed)
+        disk = Stay(page.ticks[probes], departed, page.first_ordinal + probes.astype(np.int64))
+        memory = stay_in_table(self._join, 1 - self._probe_side, self._part, rows)
+        left, right = (memory, disk) if self._probe_side else (disk, memory)
+        return self._join.ledger.fresh(self._part, left, right)
+
+    @property
+    def rows_done(self) -> int:
+        """How many of the page's rows have met all their matches."""
+        return 0 if self.lookup is None else self.lookup.probe.next
+
+
+def stay_in_table(join: XJoin, side: int, part: int, rows: Int32) -> Stay:
+    """When rows of a table were in memory: until now, or until they were flushed if they were brought back."""
+    table = join.tables[side]
+    ordinals = table.ordinals(rows)
+    departed = np.full(len(rows), FOREVER)
+    back = ordinals >= 0
+    if back.any():
+        departed[back] = join.disks[side].departures(part, ordinals[back])
+    return Stay(table.ticks(rows), departed, ordinals)
+
+
+class Visit:
+    """A memory partition joined with the other side's disk partition, from some ordinal on, once around."""
+
+    def __init__(self, join: XJoin, side: int, part: int, tick: int, start: int) -> None:
+        self.side, self.part, self.tick, self.start = side, part, tick, start
+        self._join = join
+        self._rows = join.disks[1 - side].rows[part]
+        self._pages = _PageLookups(join, 1 - side, part)
+        self._before = 0
+        """Rows on the pages before the one at hand."""
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The page at hand."""
+        return self._pages.lookup
+
+    @property
+    def covered(self) -> int:
+        """Rows of the disk that have met all their matches."""
+        return self._before + self._pages.rows_done
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come around."""
+        return self.covered == self._rows
+
+    @property
+    def between_rows(self) -> bool:
+        """Whether it can end here."""
+        return self.lookup is None or self.lookup.between_rows
+
+    def work(self, fuel: int) -> int:
+        """Go on with the page at hand, or with the next."""
+        if self.lookup is None or self.lookup.done:
+            self._open_next(self.covered)
+        assert self.lookup is not None
+        return self.lookup.work(self._join.pairs, fuel, self._join.meter)
+
+    def _open_next(self, covered: int) -> None:
+        self._before = covered
+        ordinal = (self.start + covered) % self._rows
+        self._pages.open(ordinal, self._rows if ordinal >= self.start else self.start)
+
+    def finish(self) -> None:
+        """Record what was covered."""
+        self._join.end_visit(self)
+
+    def to_state(self) -> dict[str, Any]:
+        """The visit for a snapshot."""
+        place = None if self.lookup is None else self.lookup.place(self._join.pairs)
+        return {
+            "kind": "visit", "side": self.side, "part": self.part, "tick": self.tick, "start": self.start,
+            "before": self._before, "place": place,
+        }  # fmt: skip
+
+    @classmethod
+    def resumed(cls, join: XJoin, state: dict[str, Any]) -> Visit:
+        """A visit that a snapshot was taken of."""
+        visit = cls(join, state["side"], state["part"], state["tick"], state["start"])
+        join.ledger.try_reserve(visit.side, visit.part, 2)
+        if state["place"] is not None:
+            visit._open_next(state["before"])
+            assert visit.lookup is not None
+            visit.lookup.resume(join.pairs, state["place"])
+        return visit
+
+
+class _Stage(Enum):
+    LOAD = "load"
+    SCAN = "scan"
+    MEMORY = "memory"
+    DONE = "done"
+
+
+class CleanUp:
+    """One partition's remaining pairs.
+
+    The side with fewer rows on disk is brought back in chunks that fit (LOAD); the other side's pages (SCAN) and rows
+    in memory (MEMORY) are looked up in what is then in memory; and so on with the next chunk.
+    """
+
+    def __init__(self, join: XJoin, part: int) -> None:
+        disks, tables = join.disks, join.tables
+        self._join = join
+        self._part = part
+        self._built = int(disks[1].rows[part] < disks[0].rows[part])
+        self._scanned = 1 - self._built
+        self._chunk = (0, 0)
+        self._at = 0
+        self._pages = _PageLookups(join, self._scanned, part)
+        self._memory_lookup: Lookup | None = None
+        built_rows = disks[self._built].rows[part] + int(tables[self._built].part_rows[part])
+        scanned_rows = disks[self._scanned].rows[part] + int(tables[self._scanned].part_rows[part])
+        nothing_on_disk = not disks[0].rows[part] and not disks[1].rows[part]
+        self._stage = _Stage.DONE if nothing_on_disk or not built_rows or not scanned_rows else _Stage.LOAD
+
+    @property
+    def done(self) -> bool:
+        """Whether all chunks have met the whole other side."""
+        return self._stage is _Stage.DONE
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The look-up at hand."""
+        return self._memory_lookup if self._stage is _Stage.MEMORY else self._pages.lookup
+
+    def work(self, fuel: int) -> int:
+        """Load a page, or look up some rows."""
+        if self._stage is _Stage.LOAD:
+            return self._load()
+        lookup = self.lookup
+        if lookup is None or lookup.done:
+            self._advance()
+            return 1
+        return lookup.work(self._join.pairs, fuel, self._join.meter)
+
+    def _load(self) -> int:
+        """Bring back a page, or what of it fits."""
+        join, part, built = self._join, self._part, self._built
+        table, disk = join.tables[built], join.disks[built]
+        low, high = self._chunk
+        if high == disk.rows[part]:
+            return self._scan_from_start()
+        page = disk.read(part, high)
+        count = len(page)
+        if high == low:
+            table.close_block(part)
+        mine, opposite = (built, part), (self._scanned, part)
+        while not join.secure(self._claim(page, count), frozenset({mine, opposite})):
+            if high > low:
+                return self._scan_from_start()
+            if count > 1:
+                count //= 2
+            elif join.secure(self._claim(page, count), frozenset({mine})):
+                break
+            else:
+                raise BudgetError(
+                    f"{format_bytes(join.budget.total)} of memory are too little to bring a row of "
+                    f"{join.spec.names[built]} back from disk; allow more memory"
+                )
+        some = page.slice(0, count)
+        table.append_from_disk(some.hashes, part, some.columns, some.ticks, high)
+        join.meter.inserts += count
+        self._chunk = (low, high + count)
+        return count
+
+    def _claim(self, page: Page, count: int) -> Callable[[], bool]:
+        parts = np.full(count, self._part, np.int32)
+        columns = page.slice(0, count).columns
+        return lambda: self._join.tables[self._built].reserve(parts, columns)
+
+    def _scan_from_start(self) -> int:
+        self._stage = _Stage.SCAN
+        self._at = 0
+        self._pages.lookup = None
+        return 1
+
+    def _advance(self) -> None:
+        """The look-up at hand is done: go on to what follows."""
+        join, part = self._join, self._part
+        if self._stage is _Stage.SCAN:
+            self._at += self._pages.rows_done
+            self._pages.lookup = None
+            if self._at < join.disks[self._scanned].rows[part]:
+                self._pages.open(self._at, join.disks[self._scanned].rows[part])
+                return
+            self._stage = _Stage.MEMORY
+            if self._chunk[1] > self._chunk[0] and join.tables[self._scanned].part_rows[part]:
+                self._look_up_memory()
+                return
+        self._memory_lookup = None
+        join.forget(self._built, part)
+        self._chunk = (self._chunk[1], self._chunk[1])
+        self._stage = _Stage.LOAD if self._chunk[1] < join.disks[self._built].rows[part] else _Stage.DONE
+
+    def _look_up_memory(self) -> None:
+        join, part = self._join, self._part
+        table, other = join.tables[self._scanned], join.tables[self._built]
+        rows = table.rows_of(part)
+
+        def fresh(probes: Int32, found: Int32) -> Bool:
+            stays = [
+                stay_in_table(join, self._scanned, part, rows[probes]),
+                stay_in_table(join, self._built, part, found),
+            ]
+            left, right = reversed(stays) if self._scanned else stays
+            return join.ledger.fresh(part, left, right)
+
+        probe = Probe(table.hashes(rows), np.full(len(rows), part, np.int32))
+        between = Between(self._scanned, TableRows(table, rows), other)
+        self._memory_lookup = Lookup(probe, other, between, fresh)
+
+    def finish(self) -> None:
+        """Forget the partition."""
+        join, part = self._join, self._part
+        for side in (0, 1):
+            join.forget(side, part)
+            join.saver.discard(join.disks[side].drop(part))
+        join.ledger.drop(part)
+
+    def to_state(self) -> dict[str, Any]:
+        """The clean-up for a snapshot."""
+        lookup = self.lookup
+        return {
+            "kind": "clean-up", "part": self._part, "built": self._built, "stage": self._stage.value,
+            "chunk": list(self._chunk), "at": self._at,
+            "place": None if lookup is None else lookup.place(self._join.pairs),
+        }  # fmt: skip
+
+    @classmethod
+    def resumed(cls, join: XJoin, state: dict[str, Any]) -> CleanUp:
+        """A clean-up that a snapshot was taken of."""
+        task = cls(join, state["part"])
+        task._built = state["built"]
+        task._scanned = 1 - task._built
+        task._pages = _PageLookups(join, task._scanned, task._part)
+        low, high = state["chunk"]
+        task._chunk = (low, low)
+        while task._chunk[1] < high:
+            task._load()
+        task._stage, task._at = _Stage(state["stage"]), state["at"]
+        if state["place"] is not None:
+            if task._stage is _Stage.MEMORY:
+                task._look_up_memory()
+            else:
+                task._pages.open(task._at, join.disks[task._scanned].rows[task._part])
+            assert task.lookup is not None
+            task.lookup.resume(join.pairs, state["place"])
+        return task

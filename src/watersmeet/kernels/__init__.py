@@ -1,0 +1,1 @@
+"""Compiled loops over flat arrays: arrays in, arrays out, no Python objects."""

@@ -1,0 +1,144 @@
+"""Budgets: memory is reserved before it grows, and everything that is held is counted.
+
+A `Budget` is the promise made to the user. Each part of an operator that holds bytes owns a `Reservation` drawn on it,
+so that the sum can be told apart by name and a leak shows in `check()`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from watersmeet.core.errors import BudgetError, SpecError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+    "t": 1000**4,
+    "tb": 1000**4,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+}
+
+
+def parse_memory(text: str | int) -> int:
+    """Bytes from a number or from words.
+
+    >>> parse_memory("64 MiB"), parse_memory("1.5kb"), parse_memory(4096)
+    (67108864, 1500, 4096)
+    """
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise SpecError(f"memory must be bytes or a string such as '64 MiB', not {text!r}")
+    if isinstance(text, int):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", text)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise SpecError(f"memory {text!r} is not understood; write a number and a unit, such as '64 MiB' or '2GB'")
+        size = int(float(match[1]) * unit)
+    if size <= 0:
+        raise SpecError(f"memory must be more than nothing, not {text!r}")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """Bytes for people, in the units `parse_memory` reads.
+
+    >>> format_bytes(67108864), format_bytes(1500), format_bytes(12)
+    ('64 MiB', '1.5 KiB', '12 B')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+class Budget:
+    """So many bytes and no more.
+
+    >>> budget = Budget(100)
+    >>> blocks = budget.reservation("blocks")
+    >>> blocks.try_grow(80), blocks.try_grow(40)
+    (True, False)
+    >>> blocks.shrink(50); budget.used, budget.peak
+    (30, 80)
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self.peak = 0
+        self._reservations: list[Reservation] = []
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody has reserved."""
+        return self.total - self.used
+
+    def reservation(self, name: str) -> Reservation:
+        """A new, empty claim on this budget."""
+        claim = Reservation(self, name)
+        self._reservations.append(claim)
+        return claim
+
+    def breakdown(self) -> dict[str, int]:
+        """Who holds what, by name."""
+        held: dict[str, int] = {}
+        for claim in self._reservations:
+            held[claim.name] = held.get(claim.name, 0) + claim.held
+        return held
+
+    def check(self) -> None:
+        """Assert that the sum is the parts and that the promise holds."""
+        assert self.used == sum(claim.held for claim in self._reservations), self.breakdown()
+        assert 0 <= self.used <= self.total, f"{self.used} of {self.total} bytes: {self.breakdown()}"
+        assert self.used <= self.peak <= self.total
+
+
+class Reservation:
+    """One holder's claim on a budget."""
+
+    __slots__ = ("_budget", "held", "name")
+
+    def __init__(self, budget: Budget, name: str) -> None:
+        self._budget = budget
+        self.name = name
+        self.held = 0
+
+    def try_grow(self, size: int) -> bool:
+        """Claim more bytes if they are free; nothing changes if they are not."""
+        budget = self._budget
+        if budget.used + size > budget.total:
+            return False
+        budget.used += size
+        self.held += size
+        if budget.used > budget.peak:
+            budget.peak = budget.used
+        return True
+
+    def grow(self, size: int) -> None:
+        """Claim more bytes, or say why that cannot be."""
+        if not self.try_grow(size):
+            raise BudgetError(
+                f"{self.name} needs {format_bytes(size)} more, but only {format_bytes(self._budget.free)} of the "
+                f"{format_bytes(self._budget.total)} of memory are free; allow more memory"
+            )
+
+    def shrink(self, size: int) -> None:
+        """Give bytes back."""
+        assert 0 <= size <= self.held, f"{self.name} gives back {size} of {self.held} bytes"
+        self._budget.used -= size
+        self.held -= size
+
+    def clear(self) -> None:
+        """Give everything back."""
+        self.shrink(self.held)

@@ -1,0 +1,33 @@
+"""From a spec to an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from watersmeet.core.errors import SpecError
+from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.joins.symmetric_hash import SymmetricHash
+from watersmeet.joins.xjoin import XJoin
+from watersmeet.spill.store import Store
+
+ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in (SymmetricHash, XJoin)}
+"""Every operator by its name; being listed here puts it through the conformance suite."""
+
+
+def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ProgressiveJoin:
+    """The operator for a spec.
+
+    `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
+    """
+    if algorithm == "auto":
+        algorithm = "xjoin"
+    if algorithm not in ALGORITHMS:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
+    try:
+        return ALGORITHMS[algorithm](spec, memory, store, **options)
+    except TypeError as problem:
+        if options and "unexpected keyword" in str(problem):
+            raise SpecError(f"{algorithm} does not take the options {', '.join(map(repr, options))}") from None
+        raise

@@ -1,0 +1,1 @@
+"""The papers' choices, one small class each: arithmetic over statistics, without rows."""

@@ -1,0 +1,136 @@
+"""Files that are whole or absent: written under a temporary name beside the target, and renamed at the very end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from watersmeet.core.errors import SpecError, WatersmeetError
+
+
+class BatchWriter(Protocol):
+    """What PyArrow's writers have in common."""
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        ...
+
+    def close(self) -> None:
+        """Write what belongs at the end."""
+        ...
+
+
+def _parquet(file: pa.NativeFile, schema: pa.Schema) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(file, schema)
+
+
+def _csv(file: pa.NativeFile, schema: pa.Schema) -> Any:
+    import pyarrow.csv
+
+    return pyarrow.csv.CSVWriter(file, schema)
+
+
+def _arrow(file: pa.NativeFile, schema: pa.Schema) -> Any:
+    import pyarrow.ipc
+
+    return pyarrow.ipc.new_file(file, schema)
+
+
+FORMATS: Mapping[str, tuple[str, Callable[[pa.NativeFile, pa.Schema], Any]]] = {
+    ".parquet": ("Parquet", _parquet),
+    ".pq": ("Parquet", _parquet),
+    ".csv": ("CSV", _csv),
+    ".arrow": ("Arrow IPC", _arrow),
+    ".feather": ("Arrow IPC", _arrow),
+    ".ipc": ("Arrow IPC", _arrow),
+}
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """The file that will be written (a link's target, if it is one), or an error before any work is done.
+
+    >>> check_target("joined.json")
+    Traceback (most recent call last):
+    watersmeet.core.errors.SpecError: joined.json cannot be written; name it .parquet .pq .csv .arrow .feather .ipc
+    """
+    asked = Path(path)
+    if asked.suffix.lower() not in FORMATS:
+        raise SpecError(f"{asked} cannot be written; name it {' '.join(FORMATS)}")
+    target = asked.resolve()
+    if not target.parent.is_dir():
+        raise SpecError(f"cannot write {asked}: there is no folder {target.parent}; create it first")
+    if target.exists() and not target.is_file():
+        raise SpecError(f"cannot write {asked}: it exists and is not a file")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise SpecError(f"cannot write {asked}: no permission to create files in {target.parent}")
+    return target
+
+
+def write(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str | os.PathLike[str]) -> int:
+    """Write all batches in the format that the name says; returns the number of rows.
+
+    Whatever goes wrong, also in making the batches, an existing file stays as it was and nothing new is left.
+    """
+    target = check_target(path)
+    name, open_writer = FORMATS[target.suffix.lower()]
+    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    rows = 0
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(part.unlink, missing_ok=True)
+        with _blaming(path):
+            file = pa.OSFile(str(part), "wb")
+        leaving.callback(_close_quietly, file)
+        try:
+            writer: BatchWriter = open_writer(file, schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise SpecError(f"{name} cannot hold these columns: {_one_line(error)}; write .arrow instead") from error
+        leaving.callback(_close_quietly, writer)
+        for batch in batches:
+            with _blaming(path):
+                writer.write_batch(batch)
+            rows += batch.num_rows
+        with _blaming(path):
+            writer.close()
+            file.close()
+            _sync(part)
+            part.replace(target)
+    return rows
+
+
+def _close_quietly(what: Any) -> None:
+    """Close what may be closed already, on a way out that a second error must not hide."""
+    with contextlib.suppress(Exception):
+        what.close()
+
+
+def _sync(path: Path) -> None:
+    """Have the content on disk before the name: a crash must not leave a name without it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """The disk's errors as a sentence that names the file; ours pass."""
+    try:
+        yield
+    except WatersmeetError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or _one_line(error)
+        raise WatersmeetError(f"cannot write {os.fspath(path)}: {reason}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

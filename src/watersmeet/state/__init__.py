@@ -1,0 +1,1 @@
+"""What a join remembers of the rows it has seen."""

@@ -1,0 +1,151 @@
+"""Memory that grows without being copied, and is given back without being moved.
+
+An arena is a flat array over address space for all that the budget could ever hold. Address space costs nothing; the
+operating system provides memory when a page is first written, and takes it back when it is released. So a row keeps
+its number for as long as it lives, and kernels see plain arrays.
+
+A pool hands out equal slots of such arenas. What is given back stays warm, still reserved, to be handed out again
+without new page faults; `trim` gives warm slots back to the operating system and to the budget.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.memory import Reservation
+
+_PAGE = mmap.PAGESIZE
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+class Arena:
+    """A one-dimensional array of `capacity` zeros, of which only what was written takes memory.
+
+    Huge pages make first writes and random reads much faster, but memory is then taken 2 MiB at a time.
+    """
+
+    def __init__(self, dtype: Any, capacity: int, huge_pages: bool = False) -> None:
+        size = max(1, capacity) * np.dtype(dtype).itemsize
+        if sys.platform == "win32":
+            self._map = mmap.mmap(-1, size)
+        else:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.array: NDArray[Any] = np.frombuffer(self._map, dtype=dtype, count=max(1, capacity))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one item."""
+        return self.array.itemsize
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the memory of whole pages within array[start:stop] back; they read as zeros afterwards."""
+        first = -(-start * self.itemsize // _PAGE) * _PAGE
+        last = stop * self.itemsize // _PAGE * _PAGE
+        if last > first and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+class Pool:
+    """Numbered slots of one size, reserved before they are handed out.
+
+    >>> from watersmeet.memory import Budget
+    >>> pool = Pool(10, 100, Budget(35).reservation("slots"), lambda slot: None)
+    >>> pool.reserve(3), pool.take(2), pool.reserve(2)
+    (True, [0, 1], False)
+    """
+
+    def __init__(self, slot_bytes: int, slots: int, claim: Reservation, release: Callable[[int], None]) -> None:
+        self.slot_bytes = slot_bytes
+        self.slots = slots
+        self.in_use = 0
+        self._claim = claim
+        self._release = release
+        self._warm: list[int] = []
+        self._cold: list[int] = []
+        self._bump = 0
+        self._in_advance = 0
+
+    @property
+    def warm(self) -> int:
+        """Slots that are reserved and free."""
+        return len(self._warm)
+
+    def reserve(self, count: int) -> bool:
+        """Make sure that `count` slots can be taken; False, and nothing changed, if the budget has no room."""
+        missing = count - len(self._warm)
+        if missing <= 0:
+            return True
+        if missing > len(self._cold) + self.slots - self._bump - self._in_advance or not self._claim.try_grow(
+            missing * self.slot_bytes
+        ):
+            return False
+        while missing and self._cold:
+            self._warm.append(self._cold.pop())
+            missing -= 1
+        # Slots are taken from the end of the list: the lowest of the new ones must come last.
+        self._warm[:0] = range(self._bump + missing - 1, self._bump - 1, -1)
+        self._bump += missing
+        return True
+
+    def take(self, count: int) -> list[int]:
+        """Hand out slots that were reserved."""
+        taken = [self._warm.pop() for _ in range(count)]
+        self.in_use += count
+        return taken
+
+    def peek(self) -> list[int]:
+        """The slots that `take` would hand out, in that order."""
+        return self._warm[::-1]
+
+    def reserve_runs(self, count: int) -> bool:
+        """Make sure that runs of `count` adjoining slots in all can be taken with `take_run`."""
+        missing = count - self._in_advance
+        if missing <= 0:
+            return True
+        if self._bump + count > self.slots or not self._claim.try_grow(missing * self.slot_bytes):
+            return False
+        self._in_advance = count
+        return True
+
+    def take_run(self, count: int) -> int:
+        """Hand out `count` adjoining slots, beyond all that were ever used; they were reserved by `reserve_runs`."""
+        assert count <= self._in_advance
+        first = self._bump
+        self._bump += count
+        self._in_advance -= count
+        self.in_use += count
+        return first
+
+    def give_back(self, slots: list[int]) -> None:
+        """Free slots; they stay reserved until `trim`."""
+        self._warm.extend(reversed(slots))
+        self.in_use -= len(slots)
+
+    def trim(self, size: int) -> int:
+        """Give at least `size` bytes of free slots back to the budget, or all there are; returns how many."""
+        freed = self._in_advance * self.slot_bytes
+        self._in_advance = 0
+        while self._warm and freed < size:
+            slot = self._warm.pop(0)
+            self._release(slot)
+            self._cold.append(slot)
+            freed += self.slot_bytes
+        self._claim.shrink(freed)
+        if self.in_use == 0 and not self._warm:
+            self._cold.clear()
+            self._bump = 0
+        return freed
+
+    def check(self) -> None:
+        """Assert that every slot is in one place and that the reservation is right."""
+        assert self.in_use + len(self._warm) + len(self._cold) == self._bump <= self.slots
+        assert len(set(self._warm) | set(self._cold)) == len(self._warm) + len(self._cold)
+        assert self._claim.held == (self.in_use + len(self._warm) + self._in_advance) * self.slot_bytes

@@ -1,0 +1,126 @@
+"""Which columns of an input are kept, and rows that lie in a batch instead of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.state.stored_types import from_stored, stored_type, to_stored
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+_NUMBER = -1
+
+
+class Rows(Protocol):
+    """Rows by number: a table in memory, or a page of the disk."""
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One stored column's values for some rows."""
+        ...
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        ...
+
+
+class RowPlan:
+    """One input's columns on their way into the state and out of it.
+
+    Only what is needed later is kept: the columns that reach the output, the keys where a hash alone cannot prove that
+    they are equal, and the row's number where pairs of numbers are asked for.
+    """
+
+    def __init__(self, spec: JoinSpec, side: int, exact_hash: bool) -> None:
+        schema = spec.input(side)
+        key_columns = [schema.get_field_index(name) for name in spec.keys(side)]
+        outputs = {
+            Output.ROWS: list(spec.kept[side]),
+            Output.PAIRS: [_NUMBER],
+            Output.COUNTS: [],
+        }[spec.output]
+        verified = [] if exact_hash else key_columns
+        self._sources = list(dict.fromkeys([*outputs, *verified]))
+        self._originals = [pa.int64() if i == _NUMBER else schema.field(i).type for i in self._sources]
+        self.types = [stored_type(type_) for type_ in self._originals]
+        self.outputs = [self._sources.index(i) for i in outputs]
+        """Which stored columns form this side's part of the output."""
+        self.keys = [self._sources.index(i) for i in verified]
+        """Which stored columns prove equality; none if the hash does."""
+        self._key_columns = key_columns
+
+    def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The key columns of an input batch."""
+        return [batch.column(i) for i in self._key_columns]
+
+    def store(self, batch: pa.RecordBatch, numbers: Int64) -> list[pa.Array]:
+        """The columns to be kept, in their stored form."""
+        return [pa.array(numbers) if i == _NUMBER else to_stored(batch.column(i)) for i in self._sources]
+
+    def original(self, column: int, array: pa.Array) -> pa.Array:
+        """A stored column in its original type."""
+        return from_stored(array, self._originals[column])
+
+
+class TableRows:
+    """Some rows of a table, numbered anew."""
+
+    def __init__(self, table: Rows, rows: Int32) -> None:
+        self._table = table
+        self._rows = rows
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        return self._table.gather(column, self._rows[rows])
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        self._table.widen(column, self._rows[rows], widths)
+
+
+class BatchRows:
+    """Rows of a batch that is in no table: a page read from disk, or an arrival that need not be kept."""
+
+    def __init__(self, columns: Sequence[pa.Array]) -> None:
+        self._columns = columns
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        return self._columns[column].take(pa.array(rows))
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        widths += value_widths(self._columns[column])[rows]
+
+
+def value_widths(array: pa.Array) -> Int64:
+    """Bytes that each value takes in a batch; for nested values their mean."""
+    count = len(array)
+    offsets = _string_offsets(array)
+    if offsets is not None:
+        return np.diff(offsets).astype(np.int64) + offsets.itemsize
+    return np.full(count, array.nbytes // max(1, count) + 1, np.int64)
+
+
+def widest_value(array: pa.Array) -> int:
+    """Bytes that the widest value takes in a batch; for nested values their mean."""
+    offsets = _string_offsets(array)
+    if offsets is not None:
+        return int(np.diff(offsets).max(initial=0)) + offsets.itemsize
+    try:
+        return int(-(-array.type.bit_width // 8))
+    except ValueError:
+        return int(array.nbytes // max(1, len(array)) + 1)
+
+
+def _string_offsets(array: pa.Array) -> NDArray[Any] | None:
+    type_ = array.type
+    large = pa.types.is_large_string(type_) or pa.types.is_large_binary(type_)
+    if not (large or pa.types.is_string(type_) or pa.types.is_binary(type_)):
+        return None
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(len(array) + 1, np.int32)
+    return np.frombuffer(buffer, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]

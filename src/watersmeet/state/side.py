@@ -1,0 +1,316 @@
+"""What an operator remembers of one input: rows in partitions, found again by the hash of their key.
+
+```
+partition 0:  block 3 ─ block 7 ─ block 8(open)        each block: `block_rows` rows of every column
+partition 1:  block 0 ─ block 5(open)                  rows of a partition lie in the order of their arrival
+```
+
+A partition is dropped whole, and its blocks are used again by any partition. Nothing is ever copied to make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.kernels import hash_index
+from watersmeet.memory import Budget
+from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.columns import Column, Heap, estimated_width, make_column
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+ENTRY_BYTES = 24
+"""Of each row, beyond its columns: hash, link, arrival tick."""
+_MOST_ROWS = 2**31 - 2
+_FIRST_BUCKETS = 16
+_HUGE_PAGES_FROM = 512 * 1024 * 1024
+"""Below this budget the last, partly filled huge page of each column would be too much to leave uncounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a table divides its memory."""
+
+    partition_bits: int
+    block_rows: int
+    chunk_bytes: int
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are."""
+        return 1 << self.partition_bits
+
+
+def row_bytes(types: Sequence[pa.DataType]) -> int:
+    """What a row takes in a table, the bytes of its strings and nested values not counted."""
+    return ENTRY_BYTES + sum(estimated_width(type_) for type_ in types)
+
+
+@dataclass(slots=True)
+class Probe:
+    """A look-up of a batch of hashes that can stop at any pair and go on from there."""
+
+    hashes: Int64
+    parts: Int32
+    next: int = 0
+    link: int = -1
+
+    @property
+    def done(self) -> bool:
+        """Whether every hash has been looked up."""
+        return self.next >= len(self.hashes)
+
+
+class SideTable:
+    """Rows by number, in partitions, with a hash index.
+
+    Appending is in two steps: `reserve` claims all the memory that the rows will need, or answers False and leaves
+    it to the caller to make room; `append` then cannot fail.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str) -> None:
+        self.layout = layout
+        self.types = tuple(types)
+        self.row_bytes = row_bytes(types)
+        self.rows = 0
+        partitions, block_rows = layout.partitions, layout.block_rows
+        block_bytes = block_rows * self.row_bytes
+        blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
+        capacity = blocks * block_rows
+        huge = budget.total >= _HUGE_PAGES_FROM
+        self._entries = Arena(np.int64, 2 * capacity, huge)
+        self._ticks = Arena(np.int64, capacity, huge)
+        self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_block)
+        # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
+        strings = budget.reservation(f"{name} strings")
+        self._heap = Heap(4 * budget.total, layout.chunk_bytes, partitions, strings, huge)
+        objects = budget.reservation(f"{name} nested values")
+        self._columns: list[Column] = [
+            make_column(type_, capacity, partitions, self._heap, objects, huge) for type_ in types
+        ]
+        self._tails = np.full(partitions, -1, np.int32)
+        self._used = np.zeros(partitions, np.int32)
+        self._counts = np.zeros(partitions, np.int32)
+        self._filled = np.zeros(blocks, np.int32)
+        self._first_ordinals = np.full(blocks, -1, np.int64)
+        self._owned: list[list[int]] = [[] for _ in range(partitions)]
+        self._index_claim = budget.reservation(f"{name} index")
+        self._index_claim.grow(partitions * _FIRST_BUCKETS * 4)
+        self._buckets = _FIRST_BUCKETS
+        self._heads = np.zeros(partitions * _FIRST_BUCKETS, np.int32)
+        self._scratch = np.zeros(hash_index.GROUP, np.int64)
+        self.part_rows = np.zeros(partitions, np.int64)
+
+    def parts_of(self, hashes: Int64) -> Int32:
+        """The partition of each hash."""
+        parts = np.zeros(len(hashes), np.int32)
+        if self.layout.partition_bits:
+            hash_index.partitions_of(hashes, self.layout.partition_bits, parts)
+        return parts
+
+    def reserve(self, parts: Int32, columns: Sequence[pa.Array]) -> bool:
+        """Claim memory for new rows; False, with nothing but free memory claimed, if there is not enough."""
+        needed = hash_index.blocks_needed(parts, self._tails, self._used, self.layout.block_rows, self._counts)
+        if not self._blocks.reserve(int(needed)):
+            return False
+        lengths = np.zeros(len(parts), np.int64)
+        return all(
+            column.reserve(array, parts, lengths) for column, array in zip(self._columns, columns, strict=True)
+        ) and self._heap.reserve(lengths, parts)
+
+    def append(
+        self, hashes: Int64, parts: Int32, columns: Sequence[pa.Array], ticks: Int64, grow_index: bool = True
+    ) -> Int32:
+        """Put in rows whose memory was reserved; returns their numbers."""
+        rows = np.empty(len(hashes), np.int32)
+        fresh = self._blocks.peek()
+        owners = np.empty(len(fresh), np.int32)
+        block_rows = self.layout.block_rows
+        taken = hash_index.place_rows(
+            parts, self._tails, self._used, block_rows, np.asarray(fresh, np.int32), owners, rows
+        )
+        for block, owner in zip(self._blocks.take(int(taken)), owners, strict=False):
+            if self._owned[owner]:
+                # The partition's last block before this one: full, unless it was closed early.
+                last = self._owned[owner][-1]
+                self._filled[last] = self._filled[last] or block_rows
+            self._owned[owner].append(block)
+            self._filled[block] = 0
+            self._first_ordinals[block] = -1
+        starts = self._place_strings(parts, columns)
+        for column, array in zip(self._columns, columns, strict=True):
+            column.append(array, rows, parts, starts)
+        self._ticks.array[rows] = ticks
+        hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets)
+        self.part_rows += np.bincount(parts, minlength=self.layout.partitions)
+        self.rows += len(rows)
+        if grow_index:
+            self.fit_index()
+        return rows
+
+    def _place_strings(self, parts: Int32, columns: Sequence[pa.Array]) -> Int64:
+        lengths = np.zeros(len(parts), np.int64)
+        strings = [(column, array) for column, array in zip(self._columns, columns, strict=True) if column.in_heap]
+        for column, array in strings:
+            column.reserve(array, parts, lengths)
+        return self._heap.place(lengths, parts) if strings else lengths
+
+    def append_from_disk(
+        self, hashes: Int64, part: int, columns: Sequence[pa.Array], ticks: Int64, first_ordinal: int
+    ) -> Int32:
+        """Bring spilled rows of one partition back, remembering their places on disk; memory was reserved."""
+        tail = self._tails[part]
+        if (
+            tail >= 0
+            and self._used[part] < self.layout.block_rows
+            and (self._first_ordinals[tail] < 0 or self._ordinal_after(part) != first_ordinal)
+        ):
+            raise AssertionError("close_block() first: a block holds rows from memory or from one stretch of disk")
+        parts = np.full(len(hashes), part, np.int32)
+        rows = self.append(hashes, parts, columns, ticks)
+        starts = np.flatnonzero(rows % self.layout.block_rows == 0)
+        self._first_ordinals[rows[starts] // self.layout.block_rows] = first_ordinal + starts
+        return rows
+
+    def brought_back(self, part: int) -> bool:
+        """Whether some of a partition's rows were brought back from disk."""
+        tail = self._tails[part]
+        return bool(tail >= 0 and self._first_ordinals[tail] >= 0)
+
+    def fit_index(self) -> None:
+        """Let the index have as many buckets as rows; without memory for them the chains just get longer."""
+        if self.rows <= len(self._heads):
+            return
+        buckets = self._buckets
+        while buckets * self.layout.partitions < self.rows:
+            buckets *= 2
+        while buckets > self._buckets and not self._index_claim.try_grow(buckets * self.layout.partitions * 4):
+            buckets //= 2
+        if buckets == self._buckets:
+            return
+        before = self._heads.nbytes
+        self._buckets = buckets
+        self._heads = np.zeros(self.layout.partitions * buckets, np.int32)
+        for part in range(self.layout.partitions):
+            for first, count in self.spans(part):
+                hash_index.relink_span(part, first, count, self._entries.array, self._heads, buckets)
+        self._index_claim.shrink(before)
+
+    def close_block(self, part: int) -> None:
+        """Let the partition's next row begin a new block."""
+        tail = self._tails[part]
+        if tail >= 0:
+            self._filled[tail] = self._used[part]
+            self._used[part] = self.layout.block_rows
+
+    def _ordinal_after(self, part: int) -> int:
+        return int(self._first_ordinals[self._tails[part]] + self._used[part])
+
+    def spans(self, part: int) -> list[tuple[int, int]]:
+        """A partition's rows as (first row, count), one for each block, in the order of their arrival."""
+        found = []
+        for block in self._owned[part]:
+            closed = int(self._filled[block])
+            count = closed or (int(self._used[part]) if block == self._tails[part] else self.layout.block_rows)
+            found.append((block * self.layout.block_rows, count))
+        return found
+
+    def rows_of(self, part: int) -> Int32:
+        """A partition's row numbers, in the order of their arrival."""
+        spans = [np.arange(first, first + count, dtype=np.int32) for first, count in self.spans(part)]
+        return np.concatenate(spans) if spans else np.empty(0, np.int32)
+
+    def latest_tick(self, part: int) -> int:
+        """When a partition's newest row arrived; 0 if it has none."""
+        if self._tails[part] < 0:
+            return 0
+        first, count = self.spans(part)[-1]
+        return int(self._ticks.array[first + count - 1])
+
+    def hashes(self, rows: Int32) -> Int64:
+        """The hashes of some rows."""
+        return self._entries.array[2 * rows.astype(np.int64)]
+
+    def ticks(self, rows: Int32) -> Int64:
+        """When some rows arrived."""
+        return self._ticks.array[rows]
+
+    def ordinals(self, rows: Int32) -> Int64:
+        """The places on disk of rows brought back from there; -1 for rows that never left."""
+        first = self._first_ordinals[rows // self.layout.block_rows]
+        return np.where(first < 0, -1, first + rows % self.layout.block_rows)
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One column's values for some rows."""
+        return self._columns[column].gather(rows)
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        self._columns[column].widen(rows, widths)
+
+    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
+        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
+        visited.
+        """
+        found, probe.next, probe.link, visited = hash_index.probe(
+            probe.hashes, probe.parts, probe.next, stop, probe.link,
+            self._entries.array, self._heads, self._buckets, out_probe, out_row, found, self._scratch,
+        )  # fmt: skip
+        return found, visited
+
+    def drop(self, part: int) -> None:
+        """Forget a partition's rows; their memory is free for other rows, and `trim` gives it back."""
+        self.rows -= int(self.part_rows[part])
+        self.part_rows[part] = 0
+        self._blocks.give_back(self._owned[part])
+        self._owned[part] = []
+        self._tails[part] = -1
+        self._used[part] = 0
+        self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
+        self._heap.drop(part)
+        for column in self._columns:
+            column.drop(part)
+
+    def trim(self, size: int) -> int:
+        """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
+        freed = self._blocks.trim(size)
+        if freed < size:
+            freed += self._heap.trim(size - freed)
+        for column in self._columns:
+            if freed < size:
+                freed += column.trim(size - freed)
+        return freed
+
+    def _release_block(self, block: int) -> None:
+        start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
+        self._entries.release(2 * start, 2 * stop)
+        self._ticks.release(start, stop)
+        for column in self._columns:
+            column.release(start, stop)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._blocks.check()
+        self._heap.check()
+        assert self.rows == self.part_rows.sum()
+        owned = [block for blocks in self._owned for block in blocks]
+        assert len(owned) == len(set(owned)) == self._blocks.in_use
+        entries: Any = self._entries.array
+        for part in range(self.layout.partitions):
+            rows = self.rows_of(part)
+            assert len(rows) == self.part_rows[part]
+            if not len(rows):
+                assert not self._heads[part * self._buckets : (part + 1) * self._buckets].any()
+                continue
+            assert (self.parts_of(self.hashes(rows)) == part).all()
+            linked = np.concatenate(
+                [self._heads[part * self._buckets : (part + 1) * self._buckets], entries[2 * rows.astype(np.int64) + 1]]
+            )
+            assert np.array_equal(np.sort(linked[linked > 0] - 1), np.sort(rows)), "each row is linked exactly once"

@@ -1,0 +1,311 @@
+"""The command line: files in, a file out; errors of one line; nothing left behind, whatever happens."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from watersmeet import cli, cli_progress
+from watersmeet.drivers.progress import Progress
+
+COMMAND = [sys.executable, "-m", "watersmeet.cli"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two inputs and a place to spill, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": range(100), "name": [f"n{i}" for i in range(100)]}), "a.parquet")
+    pyarrow.csv.write_csv(pa.table({"id": range(50, 150), "key": range(100), "name": ["x"] * 100}), "b.csv")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 this is none")
+    (tmp_path / "late.csv").write_text("id,v\n" + "1,2\n" * 300_000 + "1,2,3\n")
+    (tmp_path / "spill").mkdir()
+    return tmp_path
+
+
+def left_behind(here: Path) -> list[str]:
+    """What a run should not leave: spilled files and unfinished output."""
+    return [str(p.relative_to(here)) for p in [*(here / "spill").iterdir(), *here.glob(".*"), *here.glob("out*")]]
+
+
+# -- what it does ------------------------------------------------------------------------------------------------------
+
+
+def test_join_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["join", "a.parquet", "b.csv", "--on", "id", "--memory", "16MiB", "-o", "out.parquet"]) == 0
+    table = pq.read_table("out.parquet")
+    assert table.schema.names == ["id", "name", "key", "name_right"]
+    assert sorted(table["id"].to_pylist()) == list(range(50, 100))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("50 rows from 100 + 100 in ")
+    assert output.err.count("\n") == 1
+
+
+def test_join_on_two_columns_of_other_names(here: Path) -> None:
+    on = ["--on", "id=key", "--on", "name = name"]
+    assert cli.run(["join", "a.parquet", "b.csv", *on, "--quiet", "-o", "out.csv"]) == 0
+    assert pyarrow.csv.read_csv("out.csv").num_rows == 0
+
+
+def test_without_output_the_first_rows_are_shown_and_all_counted(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["join", "a.parquet", "b.csv", "--on", "id", "--quiet"]) == 0
+    output = capsys.readouterr()
+    assert "name_right" in output.out
+    assert "50 rows, the first 20 shown" in output.out
+    assert output.err == ""
+
+
+def test_a_wide_table_fits_the_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    pq.write_table(pa.table({"id": [1], **{f"column_{i}": ["[red]" + "y" * 200] for i in range(12)}}), "wide.parquet")
+    assert cli.run(["join", "wide.parquet", "a.parquet", "--on", "id", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 60
+    assert any(line.startswith("more columns: column_5") for line in lines)
+    assert any("[red" in line for line in lines)
+    assert lines[-1] == "1 row"
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("watersmeet ")
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("join", "demo", "bench"))
+    assert cli.run(["join", "--help"]) == 0
+    assert "--memory" in capsys.readouterr().out
+
+
+def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Module:
+        @staticmethod
+        def main(args: object) -> int:
+            seen.append(args)
+            return 7
+
+    monkeypatch.setitem(sys.modules, "watersmeet.demo", Module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "watersmeet.bench", Module)  # type: ignore[arg-type]
+    assert cli.run(["demo", "--rows", "10", "--seed", "3", "--out", "d"]) == 7
+    assert (seen[0].rows, seen[0].seed, seen[0].out, seen[0].memory) == (10, 3, "d", "2MiB")
+    assert cli.run(["bench", "skew", "start", "--peers", "--json", "f.json"]) == 7
+    assert (seen[1].names, seen[1].peers, seen[1].json, seen[1].list) == (["skew", "start"], True, "f.json", False)
+
+
+def test_nothing_heavy_is_imported_before_the_arguments_are_understood() -> None:
+    code = (
+        "import sys; from watersmeet import cli; cli.run(['join']); "
+        "print([m for m in ('pyarrow', 'numpy', 'numba', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+JOIN = ["join", "a.parquet", "b.csv", "--on", "id", "--spill", "spill", "-o", "out.parquet", "--quiet"]
+
+
+def changed(**change: str) -> list[str]:
+    """The usual command line with some of its words replaced."""
+    words = {"left": 1, "right": 2, "on": 4, "spill": 6, "output": 8}
+    line = list(JOIN)
+    for name, value in change.items():
+        line[words[name]] = value
+    return line
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ([], 2, "a command is missing"),
+        (["jion"], 2, "invalid choice: 'jion'"),
+        (["join", "a.parquet"], 2, "the following arguments are required: RIGHT, --on"),
+        ([*JOIN, "--fast"], 2, "unrecognized arguments: --fast"),
+        (changed(left="none.parquet"), 2, "none.parquet does not exist"),
+        (changed(left="no*.csv"), 2, "no*.csv"),
+        (changed(left="broken.parquet"), 2, "broken.parquet cannot be read"),
+        (changed(left="spill"), 2, "spill is a directory"),
+        (changed(left="late.csv"), 2, "late.csv broke off after"),
+        (changed(on="ident"), 2, "join column 'ident' is not in a.parquet; it has id, name"),
+        (changed(on="name=id"), 2, "cannot be compared"),
+        ([*JOIN, "--suffixes", "", ""], 2, "two columns named 'name'"),
+        ([*JOIN, "--memory", "lots"], 2, "memory 'lots' is not understood"),
+        ([*JOIN, "--memory", "1KiB"], 2, "memory of 1 KiB is too small"),
+        ([*JOIN, "--how", "left"], 2, "how='left' is not supported"),
+        ([*JOIN, "--algorithm", "bogo"], 2, "algorithm 'bogo' is not known; choose auto, or one of"),
+        (changed(output="out.xlsx"), 2, "out.xlsx cannot be written; name it .parquet"),
+        (changed(output="no/out.csv"), 2, "there is no folder"),
+        (changed(spill="no/such"), 1, "no/such"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_an_error_is_one_line(
+    line: list[str], code: int, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(line) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("watersmeet: ")
+    assert output.err.count("\n") == 1
+    assert says in output.err
+    assert "Traceback" not in output.err
+    assert left_behind(here) == []
+
+
+def test_an_unexpected_error_is_one_line_and_debug_shows_where(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("no\nidea")
+
+    monkeypatch.setattr("watersmeet.api.join", fail)
+    assert cli.run(JOIN) == 1
+    error = capsys.readouterr().err
+    assert error == "watersmeet: unexpected RuntimeError: no idea; run again with --debug to see where\n"
+    with pytest.raises(RuntimeError):
+        cli.run([*JOIN, "--debug"])
+
+
+def test_an_existing_output_survives_a_failure(here: Path) -> None:
+    (here / "out.parquet").write_bytes(b"precious")
+    assert cli.run(changed(left="late.csv")) == 2
+    assert (here / "out.parquet").read_bytes() == b"precious"
+    assert left_behind(here) == ["out.parquet"]
+
+
+def test_a_real_process_says_one_line_too(here: Path) -> None:
+    done = subprocess.run([*COMMAND, *changed(on="ident")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "watersmeet: join column 'ident' is not in a.parquet; it has id, name\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, "join", "a.parquet", "b.csv", "--on", "id", "--quiet"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 1
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+STUCK = """
+import sys, time
+from watersmeet import api, cli
+
+def some_rows_and_then_nothing():
+    yield from ({"id": i} for i in range(100))
+    time.sleep(600)
+
+as_source = api.as_source
+api.as_source = lambda data, name: as_source(some_rows_and_then_nothing() if data == "stuck" else data, name)
+cli.main()
+"""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["silent", "busy"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing_behind(kind: str, number: signal.Signals, code: int, here: Path) -> None:
+    (here / "out.parquet").write_bytes(b"precious")
+    if kind == "silent":
+        command = [sys.executable, "-c", STUCK, *changed(left="stuck")]
+    else:
+        pq.write_table(pa.table({"id": [1] * 100_000}), "same.parquet")
+        command = [*COMMAND, *changed(left="same.parquet", right="same.parquet")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: process.poll() is not None or len(left_behind(here)) == 3)
+        assert process.poll() is None, process.communicate()
+        assert len(left_behind(here)) == 3
+        process.send_signal(number)
+        start = time.monotonic()
+        output, error = process.communicate(timeout=20)
+        assert time.monotonic() - start < 5
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, output, error) == (code, "", "watersmeet: stopped\n")
+    assert (here / "out.parquet").read_bytes() == b"precious"
+    assert left_behind(here) == ["out.parquet"]
+
+
+# -- the display -------------------------------------------------------------------------------------------------------
+
+MIDWAY = Progress(
+    ("a.csv", "[b].csv"), (1200, 34), 56, 0.012, 3.0, 3 << 20, 6 << 20, 8 << 20, 1 << 20, 1 << 19, "reactive", "xjoin"
+)
+
+
+def test_the_panel_shows_all_that_matters() -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    console.print(cli_progress.panel(MIDWAY))
+    console.file.close()
+    text = console.export_text()
+    for part in ("1,200 rows of a.csv", "34 rows of [b].csv", "56 rows, the first after 12 ms", "3 MiB of 8 MiB"):
+        assert part in text
+    assert "1 MiB, 512 KiB on disk now" in text
+    assert "reactive (xjoin), 3.0 s" in text
+    bar = next(line for line in text.splitlines() if "memory" in line)
+    assert (bar.count("█"), bar.count("▒"), bar.count("·")) == (11, 11, 8)
+
+
+def test_a_terminal_gets_the_panel_and_keeps_the_summary() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with cli_progress.display(quiet=False, stream=stream) as show:
+        show(MIDWAY)
+        show.finish(MIDWAY)
+    shown = stream.getvalue()
+    assert "1,200 rows of a.csv" in shown
+    last = shown.rstrip().splitlines()[-1]
+    assert re.sub(r"\x1b\[\d*[A-Za-z]", "", last).startswith("56 rows from 1,200 + 34 in 3.0 s")
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(cli_progress, "LINE_EVERY", 0.0)
+    with cli_progress.display(quiet=False, stream=stream) as show:
+        show(MIDWAY)
+        show(MIDWAY)
+        show.finish(MIDWAY)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == str(MIDWAY)

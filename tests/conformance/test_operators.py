@@ -1,0 +1,83 @@
+"""Every operator that is listed goes through the whole suite, in chunks that run side by side.
+
+`HYPOTHESIS_PROFILE=deep` makes the chunks ten times as long.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watersmeet.checks import (
+    Summary,
+    check_determinism,
+    check_metamorphic,
+    check_snapshot,
+    conform,
+    make_case,
+    run_case,
+)
+from watersmeet.planner import ALGORITHMS
+from watersmeet.spill.file_store import FileStore
+
+CHUNKS = 20
+CASES_PER_CHUNK = 1_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 100
+OPERATORS = sorted(ALGORITHMS.values(), key=lambda operator_class: str(operator_class.name))
+
+
+def spills(operator_class: type[Any]) -> bool:
+    return bool(getattr(operator_class, "spills", True))
+
+
+def name(operator_class: type[Any]) -> str:
+    return str(operator_class.name)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
+def test_every_pair_exactly_once(operator_class: type[Any], chunk: int) -> None:
+    summary = conform(operator_class, cases=CASES_PER_CHUNK, seed=chunk * CASES_PER_CHUNK)
+    print(summary)
+    assert summary.cases == CASES_PER_CHUNK
+    assert summary.restored >= summary.cases // 10
+    assert_paths_taken(operator_class, summary)
+
+
+def assert_paths_taken(operator_class: type[Any], summary: Summary) -> None:
+    """The cases are worth something only if they go where it hurts; each chunk proves that for itself."""
+    if spills(operator_class):
+        assert summary.spilled > summary.cases / 2, summary
+        assert summary.reactive > summary.cases / 4, summary
+        assert summary.cleaned_up > summary.cases / 4, summary
+    else:
+        assert summary.spilled == 0, summary
+
+
+@pytest.mark.parametrize("seed", range(50_000, 50_020))
+@pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
+def test_same_case_same_steps(operator_class: type[Any], seed: int) -> None:
+    check_determinism(operator_class, make_case(seed, operator_class))
+
+
+@pytest.mark.parametrize("seed", range(60_000, 60_010))
+@pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
+def test_snapshots_everywhere(operator_class: type[Any], seed: int) -> None:
+    assert check_snapshot(operator_class, make_case(seed, operator_class), points=25).restored > 0
+
+
+@pytest.mark.parametrize("seed", range(80_000, 80_010))
+@pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
+def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) -> None:
+    with FileStore(tmp_path) as store:
+        case = replace(make_case(seed, operator_class), restores=(3, 20, 40))
+        assert run_case(operator_class, case, store).restored > 0
+
+
+@pytest.mark.parametrize("seed", range(70_000, 70_020))
+@pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
+def test_what_must_not_matter_does_not(operator_class: type[Any], seed: int) -> None:
+    check_metamorphic(operator_class, make_case(seed, operator_class))

@@ -1,0 +1,26 @@
+"""What holds for every test.
+
+Hypothesis runs under one of two profiles, chosen by the environment variable HYPOTHESIS_PROFILE:
+
+- ``ci``, the default: the same examples in every run, so that a red build is about the change and not about luck;
+- ``deep``: ten times as many examples, new ones in each run; a failure prints the blob that reproduces it.
+
+A property that says how many examples it wants says it as a multiple of ``settings().max_examples``, so that it
+scales with the profile.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# The first example of a property may have to compile kernels: neither a deadline nor "too slow" says anything then.
+_COMMON = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+
+settings.register_profile("ci", _COMMON, derandomize=True, database=None, max_examples=100)
+settings.register_profile("deep", _COMMON, derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Plots are drawn into files; no test may want a screen.
+os.environ.setdefault("MPLBACKEND", "Agg")
