@@ -28,24 +28,61 @@ def budgets(settings: Settings) -> dict[str, int]:
 
 
 def bounded(settings: Settings) -> Iterator[Figure]:
-    """3M+3M rows of 104 bytes, uniform keys over 3M, in 200, 100 and 60 MB."""
+    """3M+3M rows, 96 bytes of payload, uniform keys; 200, 100, 60 MB."""
     rows = settings.rows(ROWS)
     left, right = (pa.Table.from_batches(lazy(side, rows, rows, TEXT_WIDTH)) for side in (0, 1))
     warm_up(left, right, settings)
     with tempfile.TemporaryDirectory() as spill:
         runs = take_turns(_contestants(left, right, settings, Path(spill)), settings.repeat)
     largest = next(iter(budgets(settings)))
-    peer = middle(_finished(runs.get("duckdb")), lambda run: run.total)
+    peer = _total(runs.get("duckdb"))
     for name in budgets(settings):
-        done = _finished(runs[name])
         target = Target("<=", 1.5, of_ratio=True) if name == largest else None
-        yield Figure(f"total in {name}", middle(done, lambda run: run.total), "s", _if(name == largest, peer), target)
-        yield Figure(f"  of it until all arrived, {name}", middle(done, lambda run: run.arrived), "s")
-        yield Figure(f"  spilled, {name}", middle(done, lambda run: run.spilled / 1e6), "MB")
-    yield Figure(f"total in {largest}, wm.join", middle(_finished(runs["wm.join"]), lambda run: run.total), "s", peer)
+        yield Figure(f"total in {name}", _total(runs[name]), "s", peer if name == largest else None, target)
+        yield Figure(f"until all arrived, {name}", middle(_done(runs[name]), lambda run: run.arrived), "s")
+        yield Figure(f"first result, {name}", middle(_done(runs[name]), lambda run: 1e3 * run.first), "ms")
+        yield Figure(f"spilled, {name}", middle(_done(runs[name]), lambda run: run.spilled / 1e6), "MB")
+    yield Figure(f"total in {largest}, wm.join", _total(runs["wm.join"]), "s", peer)
     if settings.peers:
-        free = middle(_finished(runs["duckdb, all threads"]), lambda run: run.total)
-        yield Figure(f"total in {largest}, peer's threads", middle(runs[largest], _total), "s", free)
+        yield Figure(f"total in {largest}; peer free", _total(runs[largest]), "s", _total(runs["duckdb, all threads"]))
     expected = expected_checksum(left, right)
     ours = [run for name, each in runs.items() if not name.startswith("duckdb") for run in each]
     yield exactness(sum(run is None or run.result != expected for run in ours), "wrong runs, by checksum")
+
+
+def _contestants(
+    left: pa.Table, right: pa.Table, settings: Settings, spill: Path
+) -> dict[str, Callable[[], Run | None]]:
+    """The operator at every budget, the live driver and the peer at the largest."""
+    spec = spec_of(left.schema, right.schema)
+    batches = [side.to_batches(max_chunksize=BATCH_ROWS) for side in (left, right)]
+    largest, *others = budgets(settings).items()
+
+    def operator(memory: int) -> Callable[[], Run | None]:
+        return lambda: drive(spec, arrivals(*batches), memory, count=Checksum())
+
+    def peer(threads: int | None) -> Callable[[], Run | None]:
+        def run() -> Run | None:
+            with suppress(OutOfMemory):
+                return duckdb_join(left, right, Checksum(), threads=threads, memory=largest[1], spill=spill)
+            return None
+
+        return run
+
+    contestants = {largest[0]: operator(largest[1])}
+    if settings.peers:
+        contestants["duckdb"] = peer(1)
+    contestants |= {name: operator(memory) for name, memory in others}
+    contestants["wm.join"] = lambda: live(left, right, largest[1], count=Checksum())
+    if settings.peers:
+        contestants["duckdb, all threads"] = peer(None)
+    return contestants
+
+
+def _done(runs: list[Run | None]) -> list[Run]:
+    """The runs that came to their end."""
+    return [run for run in runs if run is not None]
+
+
+def _total(runs: list[Run | None] | None) -> float | None:
+    return middle(_done(runs or []), lambda run: run.total)

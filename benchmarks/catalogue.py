@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import figures
+from benchmarks.bounded import bounded
 from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
+from benchmarks.memory import memory
 from benchmarks.rounds import Settings
+from benchmarks.small_batches import small_batches
+from benchmarks.start import start
 from watersmeet.core.errors import SpecError
 
 BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "inmemory": inmemory,
     "inmemory-large": inmemory_large,
+    "small-batches": small_batches,
     "skew": skew,
+    "bounded": bounded,
+    "memory": memory,
+    "start": start,
 }
 
 
@@ -28,7 +36,8 @@ def main(args: argparse.Namespace) -> int:
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         raise SpecError(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    settings = Settings(peers=args.peers, repeat=args.repeat, scale=args.scale)
+    usual = Settings()
+    settings = Settings(args.peers, getattr(args, "repeat", usual.repeat), getattr(args, "scale", usual.scale))
     if settings.repeat < 1 or not 0 < settings.scale <= 100:
         raise SpecError("a benchmark is repeated at least once, at a scale above 0 and up to 100")
     target = None if args.json is None else Path(args.json).absolute()

@@ -69,19 +69,19 @@ def exactness(wrong: int, what: str = "wrong results") -> Figure:
     return Figure(what, wrong, "", target=Target("<=", 0))
 
 
-HEADING = f"  {'':<32}{'ours':>12}{'peer':>11}{'ratio':>7}  {'target':<11}holds"
+HEADING = f"  {'':<30}{'ours':>15}{'peer':>10}{'ratio':>6}  {'target':<10}holds"
 
 
 def lines(figures: Iterable[Figure], full: bool) -> list[str]:
     """The figures as lines of a table.
 
     >>> print(*lines([Figure("total", 1.5, "s", 2.0, Target("<=", 0.8, of_ratio=True))], full=True))
-      total                                  1.5 s      2 s   0.75  <= 0.8 x   yes
+      total                                   1.5 s       2 s  0.75  <= 0.8 x  yes
     """
     words = {True: "yes", False: "NO", None: ""}
     return [
-        f"  {figure.metric:<32}{_amount(figure.value, figure.unit):>12}{_amount(figure.peer, figure.unit):>11}"
-        f"{'' if figure.ratio is None else f'{figure.ratio:.2f}':>7}  {str(figure.target or ''):<11}"
+        f"  {figure.metric:<30}{_amount(figure.value, figure.unit):>15}{_amount(figure.peer, figure.unit):>10}"
+        f"{'' if figure.ratio is None else f'{figure.ratio:.2f}':>6}  {figure.target or ''!s:<10}"
         f"{words[figure.judged(full)]}".rstrip()
         for figure in figures
     ]

@@ -29,17 +29,32 @@ def table(keys: NDArray[np.int64], seed: int, width: int = TEXT_WIDTH) -> pa.Tab
 
 def lazy(side: int, count: int, domain: int, width: int) -> Iterator[pa.RecordBatch]:
     """Batches of rows with uniform keys, each made when it is asked for."""
+    for number, keys in enumerate(_lazy_keys(side, count, domain)):
+        yield from generators.rows(keys, width, _lazy_seed(side, number)).to_batches()
+
+
+def _lazy_keys(side: int, count: int, domain: int) -> Iterator[NDArray[np.int64]]:
     for number, start in enumerate(range(0, count, BATCH_ROWS)):
-        seed = 2 * number + side
-        keys = generators.uniform(min(BATCH_ROWS, count - start), domain, seed)
-        yield from generators.rows(keys, width, seed).to_batches()
+        yield generators.uniform(min(BATCH_ROWS, count - start), domain, _lazy_seed(side, number))
+
+
+def _lazy_seed(side: int, number: int) -> int:
+    return 2 * number + side
+
+
+def lazy_matches(count: int, domain: int) -> int:
+    """How many pairs the join of both sides' lazy rows has."""
+    return _matches(*(np.concatenate(list(_lazy_keys(side, count, domain))) for side in (0, 1)))
 
 
 def matches(left: pa.Table, right: pa.Table) -> int:
     """How many pairs the join has."""
-    counts = [np.bincount(side["key"].to_numpy()) for side in (left, right)]
-    shared = min(map(len, counts))
-    return int(counts[0][:shared] @ counts[1][:shared])
+    return _matches(left["key"].to_numpy(), right["key"].to_numpy())
+
+
+def _matches(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
+    size = 1 + int(max(np.max(left, initial=0), np.max(right, initial=0)))
+    return int(np.bincount(left, minlength=size) @ np.bincount(right, minlength=size))
 
 
 class RowCount:
@@ -93,7 +108,7 @@ def expected_checksum(left: pa.Table, right: pa.Table) -> tuple[int, int]:
 
 def _row_numbers(batch: pa.RecordBatch, suffix: str) -> UInt64:
     """A number for each row, of the key, the integer, the float and the first 8 letters of the text."""
-    numbers = batch["number" + suffix].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers: UInt64 = batch["number" + suffix].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     numbers ^= batch["key"].to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
     numbers += batch["measure" + suffix].to_numpy().view(np.uint64)
     text = batch["text" + suffix].cast(pa.large_string())
@@ -104,4 +119,5 @@ def _row_numbers(batch: pa.RecordBatch, suffix: str) -> UInt64:
     letters = np.frombuffer(text.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(len(text), width)
     if width >= 8:
         numbers ^= np.ascontiguousarray(letters[:, :8]).view(np.uint64)[:, 0]
-    return numbers * np.uint64(0xD6E8FEB86659FD93)
+    numbers *= np.uint64(0xD6E8FEB86659FD93)
+    return numbers

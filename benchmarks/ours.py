@@ -28,6 +28,8 @@ class Run:
     first: float
     """Seconds to the first result."""
     result: tuple[int, int]
+    arrived: float = 0.0
+    """Seconds until all rows had arrived and were worked off; the rest is clean-up."""
     peak: int = 0
     """Bytes at most, as the contestant counts them."""
     spilled: int = 0
@@ -53,13 +55,18 @@ class Watch:
         """A batch of results, if there is one."""
         if batch is not None and batch.num_rows:
             if self.first is None:
-                self.first = time.perf_counter() - self.started
+                self.first = self.elapsed
             self.count.add(batch)
 
-    def run(self, peak: int = 0, spilled: int = 0) -> Run:
+    @property
+    def elapsed(self) -> float:
+        """Seconds so far."""
+        return time.perf_counter() - self.started
+
+    def run(self, arrived: float = 0.0, peak: int = 0, spilled: int = 0) -> Run:
         """The end."""
-        total = time.perf_counter() - self.started
-        return Run(total, total if self.first is None else self.first, self.count.result, peak, spilled)
+        total = self.elapsed
+        return Run(total, total if self.first is None else self.first, self.count.result, arrived, peak, spilled)
 
 
 def drive(
@@ -82,10 +89,12 @@ def drive(
             if waiting >= rows_a_poll:
                 waiting = 0
                 _work_off(operator, watch)
+        _work_off(operator, watch)
+        arrived = watch.elapsed
         operator.receive(End(LEFT))
         operator.receive(End(RIGHT))
         _work_off(operator, watch)
-        run = watch.run(operator.budget.peak, store.bytes_written)
+        run = watch.run(arrived, operator.budget.peak, store.bytes_written)
         operator.close()
         return run
     finally:
@@ -107,4 +116,4 @@ def live(left: object, right: object, memory: int, algorithm: str = "auto", coun
         for batch in result:
             watch.take(batch)
         progress = result.progress
-    return watch.run(progress.peak, progress.spilled)
+    return watch.run(0.0, progress.peak, progress.spilled)

@@ -5,15 +5,19 @@ An operator is handed what there is and polled then, as a driver does that has f
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.in_memory import AMPLE, warm_up
 from benchmarks.inputs import BATCH_ROWS, matches, spec_of, table
-from benchmarks.ours import arrivals, drive, live
+from benchmarks.ours import Run, arrivals, drive, live
 from benchmarks.rounds import Settings, middle, take_turns
+from watersmeet.core.spec import JoinSpec
 from watersmeet.sources import generators
 
 _CASES = ((64, 1_000_000, 1.0), (1, 200_000, 0.3))
@@ -21,18 +25,17 @@ _CASES = ((64, 1_000_000, 1.0), (1, 200_000, 0.3))
 
 
 def small_batches(settings: Settings) -> Iterator[Figure]:
-    """Batches of 64 and of 1 row; 1M+1M and 200k+200k rows, uniform keys."""
+    """Batches of 64 rows (1M+1M) and of 1 (200k+200k), uniform keys."""
     wrong = 0
     for size, full, goal in _CASES:
         rows = settings.rows(full)
         left, right = (table(generators.uniform(rows, rows, seed), seed) for seed in (1, 2))
         warm_up(left, right, Settings())
         spec = spec_of(left.schema, right.schema)
-        batches = [_cut(side, size) for side in (left, right)]
         runs = take_turns(
             {
-                "xjoin": lambda: drive(spec, arrivals(*batches), AMPLE, rows_a_poll=BATCH_ROWS),  # noqa: B023
-                "wm.join": lambda: live(*map(_reader, batches), AMPLE),  # noqa: B023
+                "xjoin": partial(_by_hand, spec, left, right, size),
+                "wm.join": partial(_as_a_user, left, right, size),
             },
             settings.repeat,
         )
@@ -45,11 +48,27 @@ def small_batches(settings: Settings) -> Iterator[Figure]:
     yield exactness(wrong)
 
 
-def _cut(side: pa.Table, size: int) -> list[pa.RecordBatch]:
-    """Slices of equal size; beforehand, because that is the source's work."""
-    whole = side.combine_chunks().to_batches()[0]
-    return [whole.slice(start, size) for start in range(0, whole.num_rows, size)]
+def _by_hand(spec: JoinSpec, left: pa.Table, right: pa.Table, size: int) -> Run:
+    with _cut(left, right, size) as batches:
+        return drive(spec, arrivals(*batches), AMPLE, rows_a_poll=BATCH_ROWS)
 
 
-def _reader(batches: list[pa.RecordBatch]) -> pa.RecordBatchReader:
-    return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+def _as_a_user(left: pa.Table, right: pa.Table, size: int) -> Run:
+    with _cut(left, right, size) as batches:
+        streams = [pa.RecordBatchReader.from_batches(left.schema, each) for each in batches]
+        return live(streams[0], streams[1], AMPLE)
+
+
+@contextmanager
+def _cut(left: pa.Table, right: pa.Table, size: int) -> Iterator[list[list[pa.RecordBatch]]]:
+    """Slices of equal size, made beforehand, because that is the source's work, and anew for each run, because a batch
+    remembers what it was asked. In a stream they would not all be there at once: the garbage collector leaves them out.
+    """
+    wholes = [side.combine_chunks().to_batches()[0] for side in (left, right)]
+    batches = [[whole.slice(start, size) for start in range(0, whole.num_rows, size)] for whole in wholes]
+    gc.collect()
+    gc.freeze()
+    try:
+        yield batches
+    finally:
+        gc.unfreeze()

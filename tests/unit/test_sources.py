@@ -416,6 +416,38 @@ class TestTablesAndFrames:
         batch = pa.record_batch({"word": pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), words)})
         assert [piece.num_rows for piece in pieces(batch)] == [1000]
 
+    @pytest.mark.parametrize("rows", [1, 64])
+    def test_small_batches_pass_as_they_are(self, rows: int) -> None:
+        """Nothing is made anew for them, whether they have buffers of their own or are slices of a large batch."""
+        slices = pa.table({"id": range(rows * 300), "text": ["x" * 600] * (rows * 300)}).to_batches(max_chunksize=rows)
+        own = [pa.record_batch({"id": range(rows), "text": ["y"] * rows}) for _ in range(10)]
+        given = [*slices, *own]
+        assert all(made is batch for made, batch in zip(source(iter(given)).batches(), given, strict=True))
+
+    def test_few_wide_rows_are_cut(self) -> None:
+        wide = pa.record_batch({"text": ["x" * 300_000] * 60})
+        assert max(batch.nbytes for batch in source(iter([wide] * 3)).batches()) <= 1 << 20
+
+    def test_slices_that_grow_wide_are_found_out(self) -> None:
+        """Slices of one batch show the same buffers: after 64 of them, the next is measured again."""
+        rows = ["x"] * 8 * 200 + ["x" * 300_000] * 8 * 100
+        made = list(source(iter(pa.table({"text": rows}).to_batches(max_chunksize=8))).batches())
+        assert pa.Table.from_batches(made)["text"].to_pylist() == rows
+        large = [batch for batch in made if batch.nbytes > 1 << 20]
+        assert len(large) <= 64
+
+    def test_small_batches_among_others_are_brought_to_the_schema(self) -> None:
+        """The shortcut is only for what is right: another order, other types or notes take the long way."""
+        first = pa.record_batch({"id": [1], "name": ["a"]})
+        turned = pa.record_batch({"name": ["b"], "id": pa.array([2], pa.int32())})
+        noted = pa.record_batch({"id": [3], "name": ["c"]}).replace_schema_metadata({"from": "elsewhere"})
+        table = read(iter([first, turned, first.slice(0, 0), noted]))
+        assert table.to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"}]
+        strict = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+        assert "has a null" in breaks(
+            iter([pa.RecordBatch.from_arrays([pa.array([None], pa.int64())], schema=strict)]), schema=strict
+        )
+
 
 def types(table: pa.Table) -> dict[str, pa.DataType]:
     return dict(zip(table.schema.names, table.schema.types, strict=True))

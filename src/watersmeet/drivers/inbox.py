@@ -18,7 +18,7 @@ PIECES = 4
 """A batch is cut to pieces of at most this fraction of its queue, so that one batch never fills it."""
 MAX_ROWS = 65_536
 """Rows a queue holds at most, however narrow they are."""
-BATCH_ROWS = 15
+BATCH_ROWS = 31
 """A batch counts as so many rows more than it has: with tens of thousands of tiny batches in the queue, their readers
 would only take the interpreter from the consumer."""
 BATCH_BYTES, COLUMN_BYTES = 512, 256
@@ -29,6 +29,8 @@ TOGETHER_ROWS = 4096
 """Batches that wait are put together up to so many rows: then an operator's work for each batch weighs little."""
 SMALL = 1024
 """Bytes a row up to which the size of the buffers stands for the size of the rows."""
+TRUSTED = 64
+"""So many slices of one batch are taken to be as wide as the one that was measured."""
 
 
 Piece: TypeAlias = tuple[pa.RecordBatch, int, int]
@@ -118,10 +120,10 @@ class Inbox:
         small: list[Piece] = []
         left, bytes_left, rows_left = self.half, self.piece_bytes, TOGETHER_ROWS
         for _ in range(len(self.pieces)):
-            piece = pop()
-            left -= piece[1]
-            bytes_left -= piece[1]
-            rows_left -= piece[2] - BATCH_ROWS
+            _, size, counted = piece = pop()
+            left -= size
+            bytes_left -= size
+            rows_left -= counted - BATCH_ROWS
             small.append(piece)
             if bytes_left <= 0 or rows_left <= 0:
                 taken += together(small)
@@ -181,11 +183,12 @@ def together(pieces: list[Piece]) -> list[Piece]:
     """
     if len(pieces) < 2 or pieces[-1][2] > TOGETHER_ROWS:  # a large one after some small ones is not worth a copy
         return pieces
+    batches, sizes, counted = zip(*pieces, strict=True)
     try:
-        batch = pa.concat_batches([piece[0] for piece in pieces])
+        batch = pa.concat_batches(batches)
     except pa.ArrowException:  # dictionaries that cannot be united, and whatever else Arrow cannot put together
         return pieces
-    return [(batch, sum(piece[1] for piece in pieces), sum(piece[2] for piece in pieces))]
+    return [(batch, sum(sizes), sum(counted))]
 
 
 def _read(inbox: Inbox) -> None:
@@ -210,7 +213,7 @@ def _read_batches(inbox: Inbox) -> None:
     put_bytes = counted_put = 0
     most_bytes, most_rows = inbox.allowance()
     overhead = BATCH_BYTES + COLUMN_BYTES * len(inbox.schema or ())
-    buffers, row_bytes = -1, 0.0
+    buffers, row_bytes, trusted = -1, 0.0, 0
     iterator = inbox.source.batches()
     try:
         for batch in iterator:
@@ -220,15 +223,16 @@ def _read_batches(inbox: Inbox) -> None:
                     return
                 continue
             # Exact sizes take microseconds, more than all the rest for a batch of one row. Slices of one batch share
-            # its buffers, so they show the same total: measure the first. Other small batches count as their buffers.
+            # its buffers, so they show the same total: measure a few. Other small batches count as their buffers.
             total = batch.get_total_buffer_size()
-            if total == buffers:
+            if total == buffers and trusted:
                 size = int(row_bytes * rows)
+                trusted -= 1
             elif total <= SMALL * rows and total <= piece_bytes:
                 size = total
             else:
                 size = batch.nbytes
-                buffers, row_bytes = total, size / rows
+                buffers, row_bytes, trusted = total, size / rows, TRUSTED
             size += overhead
             fits = size <= piece_bytes and rows < piece_rows
             for piece in ((batch, size, rows + BATCH_ROWS),) if fits else inbox.cut(batch, size):

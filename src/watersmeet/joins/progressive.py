@@ -72,18 +72,21 @@ class Arrival:
     def __init__(self, join: ProgressiveJoin, side: int, batch: pa.RecordBatch, numbers: Int64) -> None:
         plan = join.plans[side]
         hashes, valid = join.codec.hash(side, plan.key_arrays(batch))
+        columns = plan.store(batch, numbers)
+        positions = None
         if valid is not None:  # NULL matches nothing: such rows end here
-            hashes, numbers, batch = hashes[valid], numbers[valid], batch.filter(pa.array(valid))
+            positions = np.flatnonzero(valid)
+            hashes = hashes[positions]
+            columns = [column.take(pa.array(positions)) for column in columns]
         self.side = side
-        self.batch = batch
-        self.numbers = numbers
         self.next = 0
         self.lookup: Lookup | None = None
         self.kept = False
         self._join = join
         self._hashes = hashes
         self._parts = join.tables[side].parts_of(hashes)
-        self._columns = plan.store(batch, numbers)
+        self._columns = columns
+        self._received = (batch, numbers, positions)
         self.widest = sum(widest_value(column) for column in self._columns)
         join.meter.hashes += len(hashes)
 
@@ -145,10 +148,13 @@ class Arrival:
         place = self.lookup.place(self._join.pairs)
         return {"kind": "arrival", "side": self.side, "rows": rows, "kept": self.kept, "place": place}
 
-    def unfinished(self) -> tuple[pa.RecordBatch, Int64]:
+    def unfinished(self) -> Received:
         """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
         start = self.next - (0 if self.lookup is None else len(self.lookup.probe.hashes))
-        return self.batch.slice(start), self.numbers[start:]
+        batch, numbers, positions = self._received
+        if positions is not None:
+            start = int(positions[start]) if start < len(positions) else batch.num_rows
+        return Received(batch, numbers, start)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on with a slice that was at hand when a snapshot was taken; this batch begins with its rows."""
@@ -168,6 +174,7 @@ class ProgressiveJoin(ABC):
 
     name: ClassVar[str]
     partitioned: ClassVar[bool] = True
+    spills: ClassVar[bool] = True
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store) -> None:
         self.spec = spec
@@ -447,7 +454,7 @@ class ProgressiveJoin(ABC):
         """One input's rows that were received and are not in memory yet, the slice at hand first."""
         waiting = self._intakes[side].waiting()
         if isinstance(self._task, Arrival) and self._task.side == side:
-            waiting.insert(0, Received(*self._task.unfinished()))
+            waiting.insert(0, self._task.unfinished())
         return waiting
 
     def _load(self, snapshot: Snapshot) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError, SnapshotError
 from watersmeet.core.operator import Snapshot
@@ -34,6 +35,7 @@ class Saver:
         self._count = 0
         self._deltas: list[list[tuple[str, int]]] = [[], []]
         self._saved_until = [0, 0]
+        self._waiting: list[tuple[str, list[Received]]] = [("", []), ("", [])]
         self._kept: set[str] = set()
         self._unwanted: set[str] = set()
 
@@ -73,41 +75,53 @@ class Saver:
     def _save_rows(self, side: int) -> None:
         join, table = self._join, self._join.tables[side]
         deltas = self._deltas[side]
-        if deltas and (len(deltas) >= _MOST_DELTAS or sum(rows for _, rows in deltas) > 2 * table.rows):
-            self._unwanted.update(name for name, _ in deltas)
-            deltas.clear()
-            self._saved_until[side] = 0
-        found = []
-        for part in range(table.layout.partitions):
-            if table.latest_tick(part) <= self._saved_until[side] and not table.brought_back(part):
-                continue
-            rows = table.rows_of(part)
-            new = (table.ticks(rows) > self._saved_until[side]) & (table.ordinals(rows) < 0)
-            found.append(rows[new])
-        rows = np.concatenate(found) if found else np.empty(0, np.int32)
+        rows = self._rows_since(side, self._saved_until[side])
+        stale = sum(count for _, count in deltas) + len(rows) > 2 * table.rows
+        if len(rows) and len(deltas) >= _MOST_DELTAS or deltas and stale:
+            everything = self._rows_since(side, 0)
+            if len(everything) < sum(count for _, count in deltas) + len(rows):
+                self._unwanted.update(name for name, _ in deltas)
+                deltas.clear()
+                rows = everything
         self._saved_until[side] = join.clock
         if len(rows):
             name = f"snapshot-{side}-{self._count}"
             write_rows(join.store, name, table, rows, join.sizing.page_bytes)
             deltas.append((name, len(rows)))
 
+    def _rows_since(self, side: int, tick: int) -> NDArray[np.int32]:
+        """Rows in memory that arrived after a tick, those brought back from disk left out."""
+        table = self._join.tables[side]
+        found = [np.empty(0, np.int32)]
+        for part in range(table.layout.partitions):
+            if table.latest_tick(part) > tick or table.brought_back(part):
+                rows = table.rows_of(part)
+                found.append(rows[(table.ticks(rows) > tick) & (table.ordinals(rows) < 0)])
+        return np.concatenate(found)
+
     def _save_waiting(self, side: int) -> str | None:
-        """Write rows that were received and are not in memory yet."""
+        """Write rows that were received and are not in memory yet, unless the last snapshot has them."""
         waiting = self._join.waiting(side)
         if not waiting:
             return None
+        name, saved = self._waiting[side]
+        if len(saved) == len(waiting) and all(
+            old.batch is new.batch and old.start == new.start for old, new in zip(saved, waiting, strict=True)
+        ):
+            return name
         name = f"snapshot-waiting-{side}-{self._count}"
         writer = SegmentWriter(self._join.store, name, self._join.spec.input(side))
         try:
             for received in waiting:
-                writer.write_page(received.batch)
+                writer.write_page(received.batch.slice(received.start))
             for i, received in enumerate(waiting):
                 if received.numbers is not None:
-                    writer.add_array(f"numbers-{i}", np.ascontiguousarray(received.numbers))
+                    writer.add_array(f"numbers-{i}", np.ascontiguousarray(received.numbers[received.start :]))
             writer.seal({"numbered": [i for i, received in enumerate(waiting) if received.numbers is not None]}).close()
         except BaseException:
             writer.abort()
             raise
+        self._waiting[side] = (name, waiting)
         return name
 
     def load(self, snapshot: Snapshot) -> None:

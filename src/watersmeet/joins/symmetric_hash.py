@@ -38,6 +38,7 @@ class SymmetricHash(ProgressiveJoin):
 
     name: ClassVar[str] = "symmetric_hash"
     partitioned: ClassVar[bool] = False
+    spills: ClassVar[bool] = False
 
     def must_keep(self, side: int) -> bool:
         """Only while the other input may still bring rows."""

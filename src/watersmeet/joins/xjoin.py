@@ -113,7 +113,9 @@ class XJoin(ProgressiveJoin):
     # --- reactive ---
 
     def _can_react(self) -> bool:
-        return self._choose_visit() is not None
+        chosen = self._choose_visit()
+        # A visit that begins in the middle and wraps around leaves two entries: without memory for them none may begin.
+        return chosen is not None and self.ledger.try_reserve(*chosen, 2)
 
     def _choose_visit(self) -> tuple[int, int] | None:
         """The largest memory partition that has rows which have not visited the other side's disk."""
@@ -126,13 +128,11 @@ class XJoin(ProgressiveJoin):
         return best
 
     def _reactive_task(self) -> Task | None:
+        if not self._can_react():
+            return None
         chosen = self._choose_visit()
-        if chosen is None:
-            return None
+        assert chosen is not None
         side, part = chosen
-        # A visit that begins in the middle and wraps around leaves two entries.
-        if not (self.ledger.try_reserve(side, part, 2)):
-            return None
         self.clock += 1
         start = int(self._resume_at[side, part]) % self.disks[1 - side].rows[part]
         return Visit(self, side, part, self.clock, start)
@@ -401,13 +401,13 @@ class CleanUp:
                 return self._scan_from_start()
             if count > 1:
                 count //= 2
-            elif join.secure(self._claim(page, count), frozenset({mine})):
-                break
-            else:
+            elif not join.secure(self._claim(page, count), frozenset()):
                 raise BudgetError(
                     f"{format_bytes(join.budget.total)} of memory are too little to bring a row of "
                     f"{join.spec.names[built]} back from disk; allow more memory"
                 )
+            else:
+                break
         some = page.slice(0, count)
         table.append_from_disk(some.hashes, part, some.columns, some.ticks, high)
         join.meter.inserts += count

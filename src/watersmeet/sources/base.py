@@ -13,6 +13,8 @@ from watersmeet.sources.conform import Mismatch, conform
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 1 << 20
+FEW = 64
+"""So many batches, of so many rows at most, are taken to be as small as the one before that was measured."""
 UNNAMED = "the source"
 PASS_A_SCHEMA = "pass a schema with wm.source(..., schema=...)"
 
@@ -88,12 +90,10 @@ class BaseSource(ABC):
         rows = 0
         try:
             schema = self.schema()
+            passes = _Passes(schema, self._batch_rows)
             for number, raw in enumerate(self._read(), 1):
-                try:
-                    batch = conform(raw, schema)
-                except Mismatch as mismatch:
-                    raise self._misfit(mismatch, f"batch {number}") from mismatch.__cause__
-                for piece in pieces(batch, self._batch_rows):
+                parts = (raw,) if passes(raw) else self._fitted(raw, schema, number)
+                for piece in parts:
                     if self._closed:
                         return
                     yield piece
@@ -104,6 +104,14 @@ class BaseSource(ABC):
             raise SourceError(f"{self.name} broke off after {rows} rows: {self._describe(error)}") from error
         finally:
             self.close()
+
+    def _fitted(self, raw: pa.RecordBatch, schema: pa.Schema, number: int) -> Iterator[pa.RecordBatch]:
+        """A raw batch, brought to the schema and cut."""
+        try:
+            batch = conform(raw, schema)
+        except Mismatch as mismatch:
+            raise self._misfit(mismatch, f"batch {number}") from mismatch.__cause__
+        return pieces(batch, self._batch_rows)
 
     def _misfit(self, mismatch: Mismatch, where: str) -> SourceError:
         """One sentence about rows that do not fit; `where` says which."""
@@ -126,15 +134,45 @@ class BaseSource(ABC):
         self._closed = True
 
 
+class _Passes:
+    """Whether a batch is right as it is: asked of every batch, so it must cost less than joining a single row."""
+
+    def __init__(self, schema: pa.Schema, most: int) -> None:
+        self._schema = schema
+        self._most = most if all(field.nullable for field in schema) else 0
+        self._measured = -1
+        self._trusted = 0
+
+    def __call__(self, batch: pa.RecordBatch) -> bool:
+        rows, schema = batch.num_rows, batch.schema
+        if not 0 < rows <= self._most or not schema.equals(self._schema) or schema.metadata is not None:
+            return False
+        if rows == 1:
+            return True
+        buffers = batch.get_total_buffer_size()
+        if buffers <= BATCH_BYTES:
+            return True
+        # Slices of one large batch all show its size: one of them is measured, and stands for some that follow.
+        if buffers == self._measured and self._trusted and rows <= FEW:
+            self._trusted -= 1
+            return True
+        size = sliceable_bytes(batch)
+        self._measured, self._trusted = buffers, FEW if size * FEW <= BATCH_BYTES * rows else 0
+        return size <= BATCH_BYTES
+
+
 def pieces(batch: pa.RecordBatch, rows: int = BATCH_ROWS, limit: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
     """Zero-copy slices of at most `rows` rows and about `limit` bytes; nothing for an empty batch.
 
     >>> [piece.num_rows for piece in pieces(pa.record_batch({"n": range(10)}), rows=4)]
     [4, 4, 2]
     """
+    if 0 < batch.num_rows <= rows and batch.get_total_buffer_size() <= limit:  # much cheaper than an exact size
+        yield batch
+        return
     for start in range(0, batch.num_rows, rows):
-        part = batch.slice(start, rows)
-        size = _sliceable_bytes(part)
+        part = batch if batch.num_rows <= rows else batch.slice(start, rows)
+        size = sliceable_bytes(part)
         if size <= limit:
             yield part
             continue
@@ -143,7 +181,7 @@ def pieces(batch: pa.RecordBatch, rows: int = BATCH_ROWS, limit: int = BATCH_BYT
             yield part.slice(offset, fit)
 
 
-def _sliceable_bytes(batch: pa.RecordBatch) -> int:
+def sliceable_bytes(batch: pa.RecordBatch) -> int:
     """Bytes that fewer rows would make fewer: a dictionary is as large for one row as for all."""
     shared = sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
     return int(batch.nbytes - shared)

@@ -98,9 +98,11 @@ class IteratorSource(BaseSource):
         if isinstance(first, Mapping):
             yield from self._read_dicts(first)
             return
-        yield from self._table(first, 1).to_batches()
-        for number, item in enumerate(self._items, 2):
-            yield from self._table(item, number).to_batches()
+        for number, item in enumerate(chain([first], self._items), 1):
+            if isinstance(item, pa.RecordBatch):
+                yield item
+            else:
+                yield from self._table(item, number).to_batches()
 
     def _table(self, item: object, number: int) -> pa.Table:
         table = as_table(item, f"item {number} of {self.name}")

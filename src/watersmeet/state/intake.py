@@ -9,16 +9,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from watersmeet.state.stored_types import put_together
+
 _SMALL = 1024
 _TOGETHER = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch, and its rows' numbers if they do not simply follow the input's order."""
+    """A batch, its rows' numbers if they do not simply follow the input's order, and the first row still to be done."""
 
     batch: pa.RecordBatch
     numbers: NDArray[np.int64] | None = None
+    start: int = 0
 
 
 class Intake:
@@ -72,7 +75,11 @@ class Intake:
                 break
             together.append(self._batches.popleft().batch)
             rows += more
-        return pa.concat_batches(together) if len(together) > 1 else first
+        batch = put_together(together)
+        if batch is not None:
+            return batch
+        self._batches.extendleft(Received(later) for later in reversed(together[1:]))
+        return first
 
     def waiting(self) -> list[Received]:
         """What is left, for a snapshot."""

@@ -1,0 +1,159 @@
+"""`watersmeet bench`: it finds its benchmarks, measures, checks results, and says what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from watersmeet import bench, cli
+from watersmeet.core.errors import SpecError, WatersmeetError
+
+FIELDS = ["bench", "metric", "value", "unit", "peer", "ratio", "target", "holds"]
+PROMISED = ["inmemory", "inmemory-large", "small-batches", "skew", "bounded", "memory", "start"]
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(str(bench.find_benchmarks().parent))
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.main(parser.parse_args(arguments))
+
+
+def records(path: Path, *arguments: str) -> list[dict[str, Any]]:
+    assert run(*arguments, "--repeat", "1", "--json", str(path)) == 0
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    assert found and all(list(record) == FIELDS for record in found)
+    return found
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_lists_every_promised_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == PROMISED
+
+
+def test_names_what_there_is_instead_of_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "nosuch"]) == cli.USAGE_ERROR
+    assert "there is no benchmark 'nosuch'; there are inmemory, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--repeat", "0"], ["--scale", "0"], ["--scale", "nan"]])
+def test_refuses_senseless_numbers(arguments: list[str]) -> None:
+    with pytest.raises(SpecError, match="at least once, at a scale above 0"):
+        run("start", *arguments)
+
+
+def test_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="missing is not a directory"):
+        run("start", "--json", str(tmp_path / "missing" / "figures.json"))
+
+
+def test_says_so_where_there_are_no_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = bench.find_benchmarks()
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "lib" / "site" / "watersmeet" / "bench.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WatersmeetError, match="run this in a checkout"):
+        bench.find_benchmarks()
+    shutil.copytree(checkout, tmp_path / "benchmarks")
+    assert bench.find_benchmarks() == tmp_path / "benchmarks"
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def test_compares_with_a_peer_in_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb")
+    found = records(tmp_path / "figures.json", "inmemory", "--peers", "--scale", "0.02")
+    total = next(record for record in found if record["metric"] == "total, xjoin")
+    assert total["ratio"] == pytest.approx(total["value"] / total["peer"])
+    assert total["target"] == "<= 0.8 x"
+    assert total["holds"] is None, "a target is about the full size"
+    wrong = next(record for record in found if record["metric"] == "wrong results")
+    assert wrong["value"] == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 3 + len(found)
+    assert max(map(len, table)) <= 80
+
+
+def test_runs_without_peers_and_judges_nothing_by_them(tmp_path: Path) -> None:
+    found = records(tmp_path / "figures.json", "skew", "small-batches", "--scale", "0.02")
+    assert {record["bench"] for record in found} == {"skew", "small-batches"}
+    assert all(record["peer"] is None and record["ratio"] is None for record in found)
+    assert all(record["value"] == 0 for record in found if record["metric"].startswith("wrong"))
+
+
+def test_bounded_spills_and_is_exact(tmp_path: Path) -> None:
+    found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", "bounded", "--scale", "0.02")}
+    assert found["wrong runs, by checksum"] == 0
+    assert all(found[f"spilled, {budget} MB"] > 0 for budget in (200, 100, 60))
+
+
+def test_a_wrong_result_fails_the_run(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules("in_memory"), "matches", lambda left, right: -1)
+    assert run("skew", "--scale", "0.01", "--repeat", "1") == 1
+
+
+def test_growth_of_a_process_is_seen(modules: Any) -> None:
+    run_account = modules("memory").measure("operator", 8 << 20, 40_000)
+    assert run_account["rows"] == modules("inputs").lazy_matches(40_000, 40_000)
+    assert 0 < run_account["peak"] <= 8 << 20
+    assert run_account["growth"] < run_account["idle"]
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_targets_and_figures(modules: Any) -> None:
+    Figure, Target = modules("figures").Figure, modules("figures").Target
+    fast = Figure("total", 1.0, "s", 2.0, Target("<=", 0.8, of_ratio=True))
+    assert fast.judged(full=True) is True
+    assert fast.judged(full=False) is None
+    assert Figure("total", 2.0, "s", 2.0, fast.target).judged(full=True) is False
+    assert Figure("total", 2.0, "s", None, fast.target).judged(full=True) is None
+    assert Figure("speed", 0.2, "M rows/s", target=Target(">=", 0.3)).judged(full=True) is False
+    assert Figure("speed", None, "M rows/s", target=Target(">=", 0.3)).judged(full=True) is None
+
+
+def test_contestants_take_turns(modules: Any) -> None:
+    turns: list[str] = []
+    runs = modules("rounds").take_turns({name: lambda name=name: turns.append(name) or len(turns) for name in "ab"}, 3)
+    assert turns == ["a", "b"] * 3
+    assert runs == {"a": [1, 3, 5], "b": [2, 4, 6]}
+    assert modules("rounds").middle(runs["a"], float) == 3
+    assert modules("rounds").middle(None, float) is None
+
+
+def test_checksum_sees_a_row_that_is_lost_doubled_or_mixed_up(modules: Any) -> None:
+    inputs = modules("inputs")
+    left, right = (inputs.table(inputs.generators.uniform(500, 100, seed), seed, width=12) for seed in (1, 2))
+    joined = left.join(right, "key", right_suffix="_right", join_type="inner").combine_chunks().to_batches()[0]
+    expected = inputs.expected_checksum(left, right)
+    column = joined.schema.get_field_index("text_right")
+    mixed = joined.set_column(column, "text_right", joined["text_right"].take(pa.array(range(joined.num_rows)[::-1])))
+
+    def checksum(*batches: pa.RecordBatch) -> tuple[int, int]:
+        count = inputs.Checksum()
+        for batch in batches:
+            count.add(batch)
+        found: tuple[int, int] = count.result
+        return found
+
+    assert checksum(joined.slice(7), joined.slice(0, 7)) == expected
+    assert checksum(joined.slice(1)) != expected
+    assert checksum(joined.slice(1), joined.slice(1, 1)) != expected
+    assert checksum(mixed) != expected
