@@ -199,6 +199,7 @@ class ProgressiveJoin(ABC):
         self._intakes = (Intake(self.sizing.input_bytes), Intake(self.sizing.input_bytes))
         self._ended = [False, False]
         self._closed = [False, False]
+        self._known_schemas = [spec.left, spec.right]
         self._stalled = False
         self._must_poll = False
         self._task: Task | None = None
@@ -214,26 +215,35 @@ class ProgressiveJoin(ABC):
 
     def receive(self, event: Event) -> None:
         """Take note of an event."""
-        if isinstance(event, Stall):
+        if isinstance(event, Arrive):
+            self._receive_batch(event.input, event.batch)
+        elif isinstance(event, Stall):
             self._stalled = True
-            return
-        if not isinstance(event, Arrive | End):
-            raise ProtocolError(f"{self.name} does not take {type(event).__name__}")
-        if self._ended[event.input]:
-            raise ProtocolError(f"{self.spec.names[event.input]} has ended; nothing can follow")
-        if isinstance(event, End):
+        elif isinstance(event, End):
+            self._check_open(event.input)
             self._ended[event.input] = True
-            return
+        else:
+            raise ProtocolError(f"{self.name} does not take {type(event).__name__}")
+
+    def _receive_batch(self, side: int, batch: pa.RecordBatch) -> None:
+        if self._ended[side]:
+            self._check_open(side)
         if self._must_poll:
             raise ProtocolError("poll until what was received is worked off, before the next arrival")
-        schema = event.batch.schema
-        if schema != self.spec.input(event.input):
-            raise SpecError(
-                f"a batch of {self.spec.names[event.input]} has other columns than announced: it has "
-                f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
-            )
+        schema = batch.schema
+        if schema is not self._known_schemas[side]:
+            if schema != self.spec.input(side):
+                raise SpecError(
+                    f"a batch of {self.spec.names[side]} has other columns than announced: it has "
+                    f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
+                )
+            self._known_schemas[side] = schema
         self._stalled = False
-        self._intakes[event.input].add(event.batch)
+        self._intakes[side].add(batch)
+
+    def _check_open(self, side: int) -> None:
+        if self._ended[side]:
+            raise ProtocolError(f"{self.spec.names[side]} has ended; nothing can follow")
 
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""
@@ -480,4 +490,4 @@ class ProgressiveJoin(ABC):
         for side, batches in enumerate(waiting):
             self._intakes[side].numbered = state["numbered"][side]
             for received in batches:
-                self._intakes[side].add(received.batch, received.numbers)
+                self._intakes[side].resume(received)

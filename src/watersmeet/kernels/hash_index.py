@@ -124,12 +124,12 @@ def probe(
 
 @kernel
 def place_rows(
-    parts: Int32, tails: Int32, used: Int32, block_rows: int, fresh: Int32, owners: Int32, rows: Int32
+    parts: Int32, tails: Int32, used: Int32, block_rows: int, fresh: Int32, owners: Int32, rows: Int32, part_rows: Int64
 ) -> int:
     """Give each row a slot at the end of its partition; a full block is followed by one of the `fresh` ones.
 
-    `tails` holds each partition's last block (-1: none) and `used` its filled slots. Returns how many fresh blocks were
-    taken; `owners` tells by which partition.
+    `tails` holds each partition's last block (-1: none), `used` its filled slots, `part_rows` all its rows.
+    Returns how many fresh blocks were taken; `owners` tells by which partition.
     """
     taken = 0
     for i in range(parts.shape[0]):
@@ -141,6 +141,7 @@ def place_rows(
             taken += 1
         rows[i] = tails[part] * block_rows + used[part]
         used[part] += 1
+        part_rows[part] += 1
     return taken
 
 

@@ -120,7 +120,8 @@ class _Nulls:
         return (pa.py_buffer(np.packbits(nulls == 0, bitorder="little")) if count else None), count
 
     def release(self, start: int, stop: int) -> None:
-        self._arena.release(start, stop)
+        if self.seen:
+            self._arena.release(start, stop)
 
 
 class FixedColumn:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from watersmeet.state.stored_types import put_together
 
+Int64 = NDArray[np.int64]
+
 _SMALL = 1024
 _TOGETHER = 8192
 
@@ -20,7 +22,7 @@ class Received:
     """A batch, its rows' numbers if they do not simply follow the input's order, and the first row still to be done."""
 
     batch: pa.RecordBatch
-    numbers: NDArray[np.int64] | None = None
+    numbers: Int64 | None = None
     start: int = 0
 
 
@@ -29,58 +31,82 @@ class Intake:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._batches: deque[Received] = deque()
+        self._resumed: deque[Received] = deque()
+        """Of a snapshot: numbered rows, which come before all others."""
+        self._batches: deque[pa.RecordBatch] = deque()
         self.rows = 0
         self.numbered = 0
         """How many rows have been given a number."""
 
-    def add(self, batch: pa.RecordBatch, numbers: NDArray[np.int64] | None = None) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """Take a batch; one without rows is forgotten."""
-        if batch.num_rows:
-            self._batches.append(Received(batch, numbers))
-            self.rows += batch.num_rows
+        rows = batch.num_rows
+        if rows:
+            self._batches.append(batch)
+            self.rows += rows
 
-    def next(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    def resume(self, received: Received) -> None:
+        """Take a batch of a snapshot, the oldest first."""
+        if received.numbers is None:
+            self.add(received.batch)
+        else:
+            self._resumed.append(received)
+            self.rows += received.batch.num_rows
+
+    def next(self) -> tuple[pa.RecordBatch, Int64]:
         """The next rows, within the limit of bytes, and their numbers."""
-        first = self._batches.popleft()
-        batch, numbers = first.batch, first.numbers
-        if numbers is None and batch.num_rows < _SMALL and self._batches:
+        if self._resumed:
+            return self._next_resumed()
+        batch = self._batches.popleft()
+        if batch.num_rows < _SMALL and self._batches:
             batch = self._put_together(batch)
-        width = max(1, batch.nbytes // batch.num_rows)
-        rows = max(1, self._limit // width)
+        rows = self._fitting(batch)
         if rows < batch.num_rows:
-            rest = batch.slice(rows)
-            self._batches.appendleft(Received(rest, None if numbers is None else numbers[rows:]))
+            self._batches.appendleft(batch.slice(rows))
             batch = batch.slice(0, rows)
-            numbers = None if numbers is None else numbers[:rows]
         self.rows -= batch.num_rows
-        if numbers is None:
-            numbers = np.arange(self.numbered, self.numbered + batch.num_rows)
-            self.numbered += batch.num_rows
+        numbers = np.arange(self.numbered, self.numbered + batch.num_rows)
+        self.numbered += batch.num_rows
         return batch, numbers
+
+    def _next_resumed(self) -> tuple[pa.RecordBatch, Int64]:
+        received = self._resumed.popleft()
+        batch, numbers = received.batch, received.numbers
+        assert numbers is not None
+        rows = self._fitting(batch)
+        if rows < batch.num_rows:
+            self._resumed.appendleft(Received(batch.slice(rows), numbers[rows:]))
+            batch, numbers = batch.slice(0, rows), numbers[:rows]
+        self.rows -= batch.num_rows
+        return batch, numbers
+
+    def _fitting(self, batch: pa.RecordBatch) -> int:
+        width = max(1, batch.nbytes // batch.num_rows)
+        return max(1, int(self._limit // width))
 
     def _put_together(self, first: pa.RecordBatch) -> pa.RecordBatch:
         """Join small batches. Measuring a batch costs more than copying a small one, so only every 64th is measured."""
+        batches = self._batches
         together, rows, room = [first], first.num_rows, self._limit
         width = 0
-        while self._batches:
-            following = self._batches[0]
-            more = following.batch.num_rows
-            if following.numbers is not None or more >= _SMALL or rows + more > _TOGETHER:
+        while batches:
+            following = batches[0]
+            more = following.num_rows
+            if more >= _SMALL or rows + more > _TOGETHER:
                 break
             if len(together) % 64 == 1:
-                width = max(width, following.batch.nbytes // more)
+                width = max(width, following.nbytes // more)
             room -= width * more
             if room < 0:
                 break
-            together.append(self._batches.popleft().batch)
+            together.append(batches.popleft())
             rows += more
         batch = put_together(together)
         if batch is not None:
             return batch
-        self._batches.extendleft(Received(later) for later in reversed(together[1:]))
+        batches.extendleft(reversed(together[1:]))
         return first
 
     def waiting(self) -> list[Received]:
         """What is left, for a snapshot."""
-        return list(self._batches)
+        return [*self._resumed, *(Received(batch) for batch in self._batches)]

@@ -74,12 +74,19 @@ class TableRows:
     def __init__(self, table: Rows, rows: Int32) -> None:
         self._table = table
         self._rows = rows
+        self._last: tuple[Int32, Int32] | None = None
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
-        return self._table.gather(column, self._rows[rows])
+        return self._table.gather(column, self._in_table(rows))
 
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
-        self._table.widen(column, self._rows[rows], widths)
+        self._table.widen(column, self._in_table(rows), widths)
+
+    def _in_table(self, rows: Int32) -> Int32:
+        """The table's numbers; every column is asked for the same rows in turn."""
+        if self._last is None or self._last[0] is not rows:
+            self._last = (rows, self._rows[rows])
+        return self._last[1]
 
 
 class BatchRows:

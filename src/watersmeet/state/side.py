@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.kernels import hash_index
+from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
 from watersmeet.state.arena import Arena, Pool
 from watersmeet.state.columns import Column, Heap, estimated_width, make_column
@@ -134,7 +135,7 @@ class SideTable:
         owners = np.empty(len(fresh), np.int32)
         block_rows = self.layout.block_rows
         taken = hash_index.place_rows(
-            parts, self._tails, self._used, block_rows, np.asarray(fresh, np.int32), owners, rows
+            parts, self._tails, self._used, block_rows, np.asarray(fresh, np.int32), owners, rows, self.part_rows
         )
         for block, owner in zip(self._blocks.take(int(taken)), owners, strict=False):
             if self._owned[owner]:
@@ -147,9 +148,8 @@ class SideTable:
         starts = self._place_strings(parts, columns)
         for column, array in zip(self._columns, columns, strict=True):
             column.append(array, rows, parts, starts)
-        self._ticks.array[rows] = ticks
+        scatter(ticks, rows, self._ticks.array)
         hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets)
-        self.part_rows += np.bincount(parts, minlength=self.layout.partitions)
         self.rows += len(rows)
         if grow_index:
             self.fit_index()
@@ -185,11 +185,14 @@ class SideTable:
         return bool(tail >= 0 and self._first_ordinals[tail] >= 0)
 
     def fit_index(self) -> None:
-        """Let the index have as many buckets as rows; without memory for them the chains just get longer."""
+        """Let the index have at least as many buckets as rows, growing to twice as many: short chains are quick.
+
+        Without memory for that the chains just get longer.
+        """
         if self.rows <= len(self._heads):
             return
         buckets = self._buckets
-        while buckets * self.layout.partitions < self.rows:
+        while buckets * self.layout.partitions < 2 * self.rows:
             buckets *= 2
         while buckets > self._buckets and not self._index_claim.try_grow(buckets * self.layout.partitions * 4):
             buckets //= 2

@@ -50,7 +50,7 @@ class Sizing:
                 f"{format_bytes(memory)} of memory are too little for {what} of these rows; allow at least "
                 f"{format_bytes(least)}"
             )
-        pairs = _between(64, memory // 16 // PAIR_BYTES, 32_768)
+        pairs = _between(64, memory // 16 // PAIR_BYTES, 16_384)
         output = _between(4 * _KIB, memory // 16, 8 * _MIB)
         page = _between(2 * _KIB, memory // 64, 512 * _KIB)
         buffered = _between(2 * _KIB, memory // 32, 2 * _MIB)
