@@ -103,11 +103,7 @@ class Arrival:
                 return 1
             count = min(fuel, len(self._hashes) - self.next)
             self.kept = join.must_keep(self.side)
-            if self.kept:
-                count = join.admit(self, count)
-            else:
-                join.pairs.widest[self.side] = max(join.pairs.widest[self.side], self.widest)
-            self.take_slice(count)
+            self.take_slice(join.admit(self, count))
         assert self.lookup is not None
         return self.lookup.work(join.pairs, fuel, join.meter)
 
@@ -354,7 +350,7 @@ class ProgressiveJoin(ABC):
         while True:
             _, parts, columns = arrival.piece(count)
             wide_enough = self._allow_widest(arrival.side, arrival.widest)
-            if wide_enough and self.secure(lambda: table.reserve(parts, columns)):  # noqa: B023
+            if wide_enough and (not arrival.kept or self.secure(lambda: table.reserve(parts, columns))):  # noqa: B023
                 return count
             if count == 1:
                 size = sum(column.nbytes for column in columns)

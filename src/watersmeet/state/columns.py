@@ -313,29 +313,26 @@ class ObjectColumn:
         self._pieces: dict[int, tuple[pa.Array, Int32, int]] = {}
         self._owned: list[list[int]] = [[] for _ in range(partitions)]
         self._next = 0
+        self._cut: list[tuple[pa.Array, NDArray[np.int64]]] = []
         self._in_advance = 0
 
     def reserve(self, array: pa.Array, parts: Int32, lengths: Int64) -> bool:
-        # Each piece has its own offsets and bitmaps, which may be wider than a slice's share; the rest is given back.
-        needed = 2 * _slice_bytes(array) + (16 * len(array.buffers()) + 64) * len(np.unique(parts)) + 4 * len(array)
-        if needed > self._in_advance:
-            if not self._claim.try_grow(needed - self._in_advance):
-                return False
-            self._in_advance = needed
+        # What a piece takes is known once it is cut: it is kept until it is appended, or another slice is asked for.
+        self.trim(0)
+        order = np.argsort(parts, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(parts[order])) + 1) if len(order) else []
+        pieces = [(array.take(pa.array(group)), group) for group in groups]
+        size = sum(piece.get_total_buffer_size() + 4 * len(group) for piece, group in pieces)
+        if not self._claim.try_grow(size):
+            return False
+        self._cut, self._in_advance = pieces, size
         return True
 
     def append(self, array: pa.Array, rows: Int32, parts: Int32, starts: Int64) -> None:
-        used = 0
-        order = np.argsort(parts, kind="stable")
-        bounds = np.flatnonzero(np.diff(parts[order])) + 1
-        for group in np.split(order, bounds):
-            if len(group):
-                used += self._add(int(parts[group[0]]), array.take(pa.array(group)), rows[group])
-        if used > self._in_advance:
-            self._claim.grow(used - self._in_advance)
-        else:
-            self._claim.shrink(self._in_advance - used)
-        self._in_advance = 0
+        used = sum(self._add(int(parts[group[0]]), piece, rows[group]) for piece, group in self._cut)
+        # Merging pieces may save a little, and never takes more than the pieces did.
+        self._claim.shrink(self._in_advance - used)
+        self._cut, self._in_advance = [], 0
 
     def _add(self, part: int, piece: pa.Array, rows: Int32) -> int:
         """Keep a piece, merging a partition's many small ones; returns by how many bytes we hold more."""
@@ -388,16 +385,9 @@ class ObjectColumn:
 
     def trim(self, size: int) -> int:
         freed, self._in_advance = self._in_advance, 0
+        self._cut = []
         self._claim.shrink(freed)
         return freed
-
-
-def _slice_bytes(array: pa.Array) -> int:
-    """Bytes of a slice, without the rest of the buffers it was cut from."""
-    try:
-        return int(array.nbytes)
-    except (pa.ArrowNotImplementedError, NotImplementedError):
-        return int(array.get_total_buffer_size())
 
 
 def _adjoining(rows: Int32) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,8 @@ from watersmeet.state.side import SideTable
 
 Int64 = NDArray[np.int64]
 
-_RUN_BYTES = 192
-_PAGE_BYTES = 16
+_ENTRY_BYTES = 18
+"""Of each run and of each page in the catalogue: two words, and what growing arrays leave unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,42 @@ class Run:
         return self.page_ends[-1]
 
 
+class _Catalogue:
+    """One partition's runs and pages, in a few bytes each: there may be very many of them."""
+
+    def __init__(self) -> None:
+        self.departed = array("q")
+        self.first_pages = array("q")
+        self.page_ends = array("q")
+        """The ordinal at which each page ends."""
+        self.page_runs = array("q")
+
+    @property
+    def rows(self) -> int:
+        return self.page_ends[-1] if self.page_ends else 0
+
+    @property
+    def nbytes(self) -> int:
+        return _ENTRY_BYTES * (len(self.departed) + len(self.page_ends))
+
+    def add(self, departed: int, ends: Sequence[int]) -> None:
+        rows = self.rows
+        self.first_pages.append(len(self.page_ends))
+        self.page_runs.extend([len(self.departed)] * len(ends))
+        self.departed.append(departed)
+        self.page_ends.extend(rows + end for end in ends)
+
+    def first_ordinal(self, run: int) -> int:
+        page = self.first_pages[run]
+        return self.page_ends[page - 1] if page else 0
+
+    def run_ends(self, run: int) -> list[int]:
+        """Rows of a run up to the end of each of its pages."""
+        last = self.first_pages[run + 1] if run + 1 < len(self.first_pages) else len(self.page_ends)
+        start = self.first_ordinal(run)
+        return [end - start for end in self.page_ends[self.first_pages[run] : last]]
+
+
 class DiskSide:
     """One side's spilled rows. Runs are only ever added, and dropped with their whole partition."""
 
@@ -46,10 +83,24 @@ class DiskSide:
         self._prefix = prefix
         self._claim = claim
         self._meter = meter
-        self.runs: list[list[Run]] = [[] for _ in range(partitions)]
+        self._catalogues = [_Catalogue() for _ in range(partitions)]
         self.rows = [0] * partitions
         self._open: Segment | None = None
         self._last_read: tuple[str, int] | None = None
+
+    @property
+    def runs(self) -> list[list[Run]]:
+        """Every partition's runs, described anew."""
+        return [
+            [
+                Run(self._segment(part, departed), departed, found.first_ordinal(run), tuple(found.run_ends(run)))
+                for run, departed in enumerate(found.departed)
+            ]
+            for part, found in enumerate(self._catalogues)
+        ]
+
+    def _segment(self, part: int, departed: int) -> str:
+        return f"{self._prefix}-{part}-{departed}"
 
     @property
     def total_rows(self) -> int:
@@ -58,44 +109,39 @@ class DiskSide:
 
     def flush(self, table: SideTable, part: int, tick: int, page_bytes: int) -> None:
         """Move a partition's rows from the table to a new run; nothing has changed if the disk refuses."""
-        name = f"{self._prefix}-{part}-{tick}"
-        ends = write_rows(self._store, name, table, table.rows_of(part), page_bytes)
+        ends = write_rows(self._store, self._segment(part, tick), table, table.rows_of(part), page_bytes)
         self._meter.pages_written += len(ends)
         self._meter.seeks += 1
         table.drop(part)
-        size = _RUN_BYTES + _PAGE_BYTES * len(ends)
+        size = _ENTRY_BYTES * (1 + len(ends))
         if not self._claim.try_grow(size):
             table.trim(size)
             self._claim.grow(size)
-        self.runs[part].append(Run(name, tick, self.rows[part], ends))
+        self._catalogues[part].add(tick, ends)
         self.rows[part] += ends[-1]
 
     def pages(self, part: int) -> int:
         """How many pages a partition has."""
-        return sum(len(run.page_ends) for run in self.runs[part])
-
-    def locate(self, part: int, ordinal: int) -> tuple[Run, int]:
-        """The run and the page that hold an ordinal."""
-        for run in self.runs[part]:
-            if ordinal < run.first_ordinal + run.rows:
-                inside = ordinal - run.first_ordinal
-                return run, int(np.searchsorted(run.page_ends, inside, side="right"))
-        raise AssertionError(f"ordinal {ordinal} of partition {part} is not on disk")
+        return len(self._catalogues[part].page_ends)
 
     def read(self, part: int, ordinal: int, stop: int | None = None) -> Page:
         """The rows from an ordinal to the end of its page, or to `stop`."""
-        run, number = self.locate(part, ordinal)
-        page_start = run.first_ordinal + (run.page_ends[number - 1] if number else 0)
-        if self._open is None or self._open.name != run.segment:
+        found = self._catalogues[part]
+        page = int(np.searchsorted(found.page_ends, ordinal, side="right"))
+        page_start = found.page_ends[page - 1] if page else 0
+        run = found.page_runs[page]
+        number, departed = page - found.first_pages[run], found.departed[run]
+        segment = self._segment(part, departed)
+        if self._open is None or self._open.name != segment:
             self.release()
-            self._open = Segment.open(self._store, run.segment)
+            self._open = Segment.open(self._store, segment)
         batch = self._open.read_page(number)
-        if self._last_read != (run.segment, number):
+        if self._last_read != (segment, number):
             self._meter.pages_read += 1
-            self._meter.seeks += self._last_read != (run.segment, number - 1)
-            self._last_read = (run.segment, number)
+            self._meter.seeks += self._last_read != (segment, number - 1)
+            self._last_read = (segment, number)
         batch = batch.slice(ordinal - page_start, None if stop is None else max(0, stop - ordinal))
-        return Page.of(batch, ordinal, run.departed)
+        return Page.of(batch, ordinal, departed)
 
     def release(self) -> None:
         """Unmap the segment that was read last."""
@@ -106,40 +152,39 @@ class DiskSide:
 
     def departures(self, part: int, ordinals: Int64) -> Int64:
         """When rows left memory, by their ordinals."""
-        runs = self.runs[part]
-        firsts = np.array([run.first_ordinal for run in runs])
-        departed = np.array([run.departed for run in runs])
-        return departed[np.searchsorted(firsts, ordinals, side="right") - 1]
+        found = self._catalogues[part]
+        pages = np.searchsorted(found.page_ends, ordinals, side="right")
+        departed: Int64 = np.asarray(found.departed)[np.asarray(found.page_runs)[pages]]
+        return departed
 
     def drop(self, part: int) -> list[str]:
         """Forget a partition; returns its segments, for the caller to remove."""
-        runs, self.runs[part] = self.runs[part], []
+        found, self._catalogues[part] = self._catalogues[part], _Catalogue()
         self.rows[part] = 0
-        self._claim.shrink(sum(_RUN_BYTES + _PAGE_BYTES * len(run.page_ends) for run in runs))
+        self._claim.shrink(found.nbytes)
         self.release()
-        return [run.segment for run in runs]
+        return [self._segment(part, departed) for departed in found.departed]
 
     def to_state(self) -> list[list[list[Any]]]:
-        """The catalogue for a snapshot."""
+        """The catalogue for a snapshot: each run's departure and pages."""
         return [
-            [[run.segment, run.departed, run.first_ordinal, list(run.page_ends)] for run in runs] for runs in self.runs
+            [[departed, found.run_ends(run)] for run, departed in enumerate(found.departed)]
+            for found in self._catalogues
         ]
 
     def load(self, state: Sequence[Sequence[Sequence[Any]]]) -> None:
         """Take over a snapshot's catalogue."""
         for part, runs in enumerate(state):
-            for segment, departed, first_ordinal, ends in runs:
-                self._claim.grow(_RUN_BYTES + _PAGE_BYTES * len(ends))
-                self.runs[part].append(Run(segment, departed, first_ordinal, tuple(ends)))
+            for departed, ends in runs:
+                self._claim.grow(_ENTRY_BYTES * (1 + len(ends)))
+                self._catalogues[part].add(departed, ends)
                 self.rows[part] += ends[-1]
 
     def check(self) -> None:
         """Assert that ordinals run through."""
-        for part, runs in enumerate(self.runs):
-            following = 0
-            for run in runs:
-                assert run.first_ordinal == following and run.rows > 0
-                assert list(run.page_ends) == sorted(set(run.page_ends))
-                following += run.rows
-            assert following == self.rows[part]
-            assert [run.departed for run in runs] == sorted({run.departed for run in runs})
+        for part, found in enumerate(self._catalogues):
+            assert found.rows == self.rows[part]
+            assert list(found.page_ends) == sorted(set(found.page_ends))
+            assert list(found.departed) == sorted(set(found.departed))
+            assert len(found.page_runs) == len(found.page_ends) and len(found.first_pages) == len(found.departed)
+        assert self._claim.held >= sum(found.nbytes for found in self._catalogues)
