@@ -39,7 +39,7 @@ demo: setup java
 	$(BIN)/watersmeet demo $(ARGS)
 
 bench: setup java
-	$(BIN)/watersmeet bench $(ARGS)
+	$(BIN)/watersmeet bench --peers $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix --quiet .

@@ -96,11 +96,10 @@ def add_demo_parser(commands: Any) -> Parser:
 
 def add_bench_parser(commands: Any) -> Parser:
     """`watersmeet bench`."""
+    from watersmeet.bench import add_arguments
+
     parser: Parser = commands.add_parser("bench", help="measure speed and memory on this machine")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
-    parser.add_argument("--peers", action="store_true", help="run other engines beside it, and compare")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here, too")
-    parser.add_argument("--list", action="store_true", help="say which benchmarks there are")
+    add_arguments(parser)
     parser.set_defaults(run=_in_module("watersmeet.bench"))
     return parser
 

@@ -254,6 +254,7 @@ def _draw_results(axes: Any, schedule: Schedule, record: Record, progress: Progr
         f"last row arrives:\n{before / max(1, last.results):.0%} delivered",
         (schedule.end_time, before), xytext=(-12, -78), textcoords="offset points", ha="right", fontsize=9,
         arrowprops={"arrowstyle": "-", "color": "#444444", "linewidth": 0.8},
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2},
     )  # fmt: skip
     size = sum(table.nbytes for table in schedule.inputs)
     axes.set_title(

@@ -105,24 +105,43 @@ class Budget:
 
 
 class Reservation:
-    """One holder's claim on a budget."""
+    """One holder's claim on a budget.
 
-    __slots__ = ("_budget", "held", "name")
+    Part of it may be set aside: it stays claimed while it is not used, and is there when all other memory is taken.
+
+    >>> budget = Budget(100)
+    >>> history = budget.reservation("history")
+    >>> history.set_aside(20); history.try_grow(15), budget.used
+    (True, 20)
+    """
+
+    __slots__ = ("_aside", "_budget", "_used", "held", "name")
 
     def __init__(self, budget: Budget, name: str) -> None:
         self._budget = budget
+        self._used = 0
+        self._aside = 0
         self.name = name
         self.held = 0
+
+    def set_aside(self, size: int) -> None:
+        """Claim bytes for later use, or say why that cannot be."""
+        self.grow(size)
+        self._used -= size
+        self._aside += size
 
     def try_grow(self, size: int) -> bool:
         """Claim more bytes if they are free; nothing changes if they are not."""
         budget = self._budget
-        if budget.used + size > budget.total:
-            return False
-        budget.used += size
-        self.held += size
-        if budget.used > budget.peak:
-            budget.peak = budget.used
+        more = self._used + size - self.held if self._aside else size
+        if more > 0:
+            if budget.used + more > budget.total:
+                return False
+            budget.used += more
+            self.held += more
+            if budget.used > budget.peak:
+                budget.peak = budget.used
+        self._used += size
         return True
 
     def grow(self, size: int) -> None:
@@ -135,10 +154,13 @@ class Reservation:
 
     def shrink(self, size: int) -> None:
         """Give bytes back."""
-        assert 0 <= size <= self.held, f"{self.name} gives back {size} of {self.held} bytes"
-        self._budget.used -= size
-        self.held -= size
+        assert 0 <= size <= self._used, f"{self.name} gives back {size} of {self._used} bytes"
+        self._used -= size
+        held = max(self._used, self._aside)
+        self._budget.used -= self.held - held
+        self.held = held
 
     def clear(self) -> None:
-        """Give everything back."""
-        self.shrink(self.held)
+        """Give everything back, what was set aside too."""
+        self._aside = 0
+        self.shrink(self._used)

@@ -21,13 +21,16 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
 
     `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
     """
+    reason = "asked for by name"
     if algorithm == "auto":
-        algorithm = "xjoin"
+        algorithm, reason = "xjoin", "it joins in memory as long as everything fits, and spills when it does not"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
     try:
-        return ALGORITHMS[algorithm](spec, memory, store, **options)
+        operator = ALGORITHMS[algorithm](spec, memory, store, **options)
     except TypeError as problem:
         if options and "unexpected keyword" in str(problem):
             raise SpecError(f"{algorithm} does not take the options {', '.join(map(repr, options))}") from None
         raise
+    operator.reason = reason
+    return operator

@@ -14,6 +14,8 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.state.stored_types import put_together
+
 PIECES = 4
 """A batch is cut to pieces of at most this fraction of its queue, so that one batch never fills it."""
 MAX_ROWS = 65_536
@@ -29,7 +31,7 @@ TOGETHER_ROWS = 4096
 """Batches that wait are put together up to so many rows: then an operator's work for each batch weighs little."""
 SMALL = 1024
 """Bytes a row up to which the size of the buffers stands for the size of the rows."""
-TRUSTED = 64
+TRUSTED = 256
 """So many slices of one batch are taken to be as wide as the one that was measured."""
 
 
@@ -184,9 +186,8 @@ def together(pieces: list[Piece]) -> list[Piece]:
     if len(pieces) < 2 or pieces[-1][2] > TOGETHER_ROWS:  # a large one after some small ones is not worth a copy
         return pieces
     batches, sizes, counted = zip(*pieces, strict=True)
-    try:
-        batch = pa.concat_batches(batches)
-    except pa.ArrowException:  # dictionaries that cannot be united, and whatever else Arrow cannot put together
+    batch = put_together(batches)
+    if batch is None:
         return pieces
     return [(batch, sum(sizes), sum(counted))]
 

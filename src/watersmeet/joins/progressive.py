@@ -32,7 +32,7 @@ from watersmeet.state.intake import Intake, Received
 from watersmeet.state.keys import KeyCodec
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
-from watersmeet.state.rows import BatchRows, RowPlan, TableRows, widest_value
+from watersmeet.state.rows import BatchRows, RowPlan, TableRows
 from watersmeet.state.side import Probe, SideTable, row_bytes
 from watersmeet.state.sizing import Sizing
 
@@ -87,7 +87,7 @@ class Arrival:
         self._parts = join.tables[side].parts_of(hashes)
         self._columns = columns
         self._received = (batch, numbers, positions)
-        self.widest = sum(widest_value(column) for column in self._columns)
+        self.widest = plan.widest(columns)
         join.meter.hashes += len(hashes)
 
     @property
@@ -171,6 +171,8 @@ class ProgressiveJoin(ABC):
     name: ClassVar[str]
     partitioned: ClassVar[bool] = True
     spills: ClassVar[bool] = True
+    reason: str = ""
+    """Why the planner chose this operator."""
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store) -> None:
         self.spec = spec

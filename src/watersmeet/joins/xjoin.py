@@ -28,6 +28,10 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
+_LEAST_HISTORY = 768
+"""Bytes set aside for the history of visits: when all memory is taken by rows, reactive work can still begin."""
+
+
 class XJoin(ProgressiveJoin):
     """Spill the largest partition when memory is full, and use silences to join memory with what was spilled [1]_.
 
@@ -76,7 +80,9 @@ class XJoin(ProgressiveJoin):
         partitions = self.sizing.layout.partitions
         catalogue = self.budget.reservation("catalogue of spilled runs")
         self.disks = tuple(DiskSide(partitions, store, f"run-{side}", catalogue, self.meter) for side in (0, 1))
-        self.ledger = Ledger(partitions, self.budget.reservation("history of visits"))
+        history = self.budget.reservation("history of visits")
+        history.set_aside(max(_LEAST_HISTORY, memory // 256))
+        self.ledger = Ledger(partitions, history)
         self._flush_policy = flush or FlushLargest()
         self._visited_at = np.zeros((2, partitions), np.int64)
         self._resume_at = np.zeros((2, partitions), np.int64)

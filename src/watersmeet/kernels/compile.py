@@ -33,11 +33,17 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
 CACHE_VARIABLE = "WATERSMEET_CACHE_DIR"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _numba_config: Any = numba.config
 _numba_config_lock = threading.Lock()
+_saving = threading.Lock()
 
 
 def kernel(function: _Function) -> _Function:
@@ -76,14 +82,18 @@ def _compiled(function: _Function, inline: Literal["never", "always"] = "never")
         )
         compiled: _Function = compiler(function)
     if directory is not None:
-        _tolerate_bad_cache(compiled)
+        _tolerate_bad_cache(compiled, directory)
     return compiled
 
 
-def _tolerate_bad_cache(compiled: Any) -> None:
+def _tolerate_bad_cache(compiled: Any, directory: Path) -> None:
     """Let a full disk, a vanished directory or a torn file cost the time to compile, and never be an error.
 
     What Numba raises then is whatever the file system or the unpickling of a torn file raises.
+
+    Only one process saves at a time. Numba numbers the files of a function's versions by what it finds in an index: two
+    processes that compile different versions at once could take the same number, and one version would be run in the
+    other's place ever after.
     """
     kept = compiled._cache
     load, save = kept.load_overload, kept.save_overload
@@ -94,10 +104,22 @@ def _tolerate_bad_cache(compiled: Any) -> None:
         return None
 
     def save_if_possible(signature: Any, code: Any) -> None:
-        with suppress(Exception):
+        with suppress(Exception), _alone_in(directory):
             save(signature, code)
 
     kept.load_overload, kept.save_overload = load_if_possible, save_if_possible
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Wait until no other thread or process is in here; where files cannot be locked, go in all the same."""
+    with _saving:
+        if fcntl is None:
+            yield
+            return
+        with open(directory / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 @contextmanager

@@ -322,36 +322,39 @@ class ObjectColumn:
         order = np.argsort(parts, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(parts[order])) + 1) if len(order) else []
         pieces = [(array.take(pa.array(group)), group) for group in groups]
-        size = sum(piece.get_total_buffer_size() + 4 * len(group) for piece, group in pieces)
+        size = sum(_piece_bytes(piece) for piece, _ in pieces)
         if not self._claim.try_grow(size):
             return False
         self._cut, self._in_advance = pieces, size
         return True
 
     def append(self, array: pa.Array, rows: Int32, parts: Int32, starts: Int64) -> None:
-        used = sum(self._add(int(parts[group[0]]), piece, rows[group]) for piece, group in self._cut)
-        # Merging pieces may save a little, and never takes more than the pieces did.
-        self._claim.shrink(self._in_advance - used)
-        self._cut, self._in_advance = [], 0
+        cut, self._cut, self._in_advance = self._cut, [], 0
+        for piece, group in cut:
+            self._add(int(parts[group[0]]), piece, rows[group])
 
-    def _add(self, part: int, piece: pa.Array, rows: Int32) -> int:
-        """Keep a piece, merging a partition's many small ones; returns by how many bytes we hold more."""
-        before = 0
-        owned = self._owned[part]
-        small = [number for number in owned if len(self._pieces[number][1]) <= 2 * len(rows)]
+    def _add(self, part: int, piece: pa.Array, rows: Int32) -> None:
+        """Keep a piece whose bytes are claimed, merging a partition's many small ones."""
+        held = _piece_bytes(piece)
+        small = [number for number in self._owned[part] if len(self._pieces[number][1]) <= 2 * len(rows)]
         if len(small) >= _PIECES_BEFORE_MERGING:
-            merged = [self._pieces.pop(number) for number in small]
-            before = sum(held for _, _, held in merged)
-            self._owned[part] = owned = [number for number in owned if number in self._pieces]
-            piece = pa.concat_arrays([*(old for old, _, _ in merged), piece])
-            rows = np.concatenate([*(old for _, old, _ in merged), rows])
+            olds = [self._pieces[number] for number in small]
+            merged = pa.concat_arrays([*(old for old, _, _ in olds), piece])
+            together = held + sum(size for _, _, size in olds)
+            size = _piece_bytes(merged)
+            # Merging saves memory, but for a bitmap that some of the pieces did without.
+            if size <= together or self._claim.try_grow(size - together):
+                self._claim.shrink(max(0, together - size))
+                rows = np.concatenate([*(old for _, old, _ in olds), rows])
+                piece, held = merged, size
+                for number in small:
+                    del self._pieces[number]
+                self._owned[part] = [number for number in self._owned[part] if number in self._pieces]
         number = self._next
         self._next += 1
-        held = piece.get_total_buffer_size() + rows.nbytes
         self._pieces[number] = (piece, rows, held)
-        owned.append(number)
+        self._owned[part].append(number)
         self._places.array[rows] = (number << 32) + np.arange(len(rows))
-        return int(held - before)
 
     def gather(self, rows: Int32) -> pa.Array:
         if not len(rows):
@@ -388,6 +391,11 @@ class ObjectColumn:
         self._cut = []
         self._claim.shrink(freed)
         return freed
+
+
+def _piece_bytes(piece: pa.Array) -> int:
+    """What a piece holds: its buffers, and the numbers of its rows."""
+    return int(piece.get_total_buffer_size()) + 4 * len(piece)
 
 
 def _adjoining(rows: Int32) -> bool:

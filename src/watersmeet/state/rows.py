@@ -49,6 +49,10 @@ class RowPlan:
         self._sources = list(dict.fromkeys([*outputs, *verified]))
         self._originals = [pa.int64() if i == _NUMBER else schema.field(i).type for i in self._sources]
         self.types = [stored_type(type_) for type_ in self._originals]
+        self._as_they_are = [stored == own for stored, own in zip(self.types, self._originals, strict=True)]
+        widths = [fixed_width(type_) for type_ in self.types]
+        self._fixed_width = sum(width or 0 for width in widths)
+        self._of_any_width = [i for i, width in enumerate(widths) if width is None]
         self.outputs = [self._sources.index(i) for i in outputs]
         """Which stored columns form this side's part of the output."""
         self.keys = [self._sources.index(i) for i in verified]
@@ -61,7 +65,14 @@ class RowPlan:
 
     def store(self, batch: pa.RecordBatch, numbers: Int64) -> list[pa.Array]:
         """The columns to be kept, in their stored form."""
-        return [pa.array(numbers) if i == _NUMBER else to_stored(batch.column(i)) for i in self._sources]
+        return [
+            pa.array(numbers) if i == _NUMBER else batch.column(i) if as_it_is else to_stored(batch.column(i))
+            for i, as_it_is in zip(self._sources, self._as_they_are, strict=True)
+        ]
+
+    def widest(self, columns: Sequence[pa.Array]) -> int:
+        """Bytes that the widest row among stored columns takes in an output batch, at most."""
+        return self._fixed_width + sum(widest_value(columns[i]) for i in self._of_any_width)
 
     def original(self, column: int, array: pa.Array) -> pa.Array:
         """A stored column in its original type."""
@@ -116,10 +127,15 @@ def widest_value(array: pa.Array) -> int:
     offsets = _string_offsets(array)
     if offsets is not None:
         return int(np.diff(offsets).max(initial=0)) + offsets.itemsize
+    return int(array.nbytes // max(1, len(array)) + 1)
+
+
+def fixed_width(type_: pa.DataType) -> int | None:
+    """Bytes of every value of a type; None if they differ."""
     try:
-        return int(-(-array.type.bit_width // 8))
+        return int(-(-type_.bit_width // 8))
     except ValueError:
-        return int(array.nbytes // max(1, len(array)) + 1)
+        return None
 
 
 def _string_offsets(array: pa.Array) -> NDArray[Any] | None:
