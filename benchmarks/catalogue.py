@@ -13,6 +13,7 @@ from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.memory import memory
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
+from benchmarks.spark_equi import spark_equi
 from benchmarks.start import start
 from watersmeet.core.errors import SpecError
 
@@ -24,6 +25,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "bounded": bounded,
     "memory": memory,
     "start": start,
+    "spark-equi": spark_equi,
 }
 
 

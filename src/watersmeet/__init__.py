@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from watersmeet.core.errors import SpecError as SpecError
     from watersmeet.core.errors import SpillError as SpillError
     from watersmeet.core.errors import WatersmeetError as WatersmeetError
+    from watersmeet.core.spec import band as band
     from watersmeet.drivers.progress import Progress as Progress
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
@@ -36,6 +37,7 @@ _HOMES = {
     "SpillError": "watersmeet.core.errors",
     "Trace": "watersmeet.drivers.trace",
     "WatersmeetError": "watersmeet.core.errors",
+    "band": "watersmeet.core.spec",
     "join": "watersmeet.api",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
@@ -51,6 +53,7 @@ __all__ = [
     "Trace",
     "WatersmeetError",
     "__version__",
+    "band",
     "errors",
     "join",
     "simulate",
@@ -63,6 +66,8 @@ def __getattr__(name: str) -> object:
         value: object = _version()
     elif name == "errors":
         value = importlib.import_module("watersmeet.core.errors")
+    elif name == "spark":
+        value = importlib.import_module("watersmeet.spark")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:

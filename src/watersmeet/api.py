@@ -42,7 +42,8 @@ def join(
     frame, or an iterator of batches or of dicts. What does not fit into `memory` is spilled to a private directory
     under `spill` (the system's temporary directory unless given), which is gone when the join is over.
 
-    :param on: a column of both inputs, `"left_column = right_column"`, or a list of these.
+    :param on: a column of both inputs, `"left_column = right_column"`, a band such as `wm.band("price", 0.05)`, or a
+        list of these with one band at most.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param suffixes: added to columns that both inputs have and that are not joined on.
@@ -129,7 +130,11 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
     """Refuse memory that no choice could work in, in terms of what the user gave."""
     from watersmeet.planner import ALGORITHMS
 
-    kinds = ALGORITHMS.values() if algorithm == "auto" else [ALGORITHMS[algorithm]]
+    if algorithm == "auto":
+        kinds = [kind for kind in ALGORITHMS.values() if spec.band is None or kind.joins_ranges]
+    else:
+        kinds = [ALGORITHMS[algorithm]]
+        kinds[0].refuse_unfit(spec)
     least = min(
         kind.least_memory(spec, **{n: options[n] for n in _option_names(kind) if n in options}) for kind in kinds
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from watersmeet.core.spec import Band
     from watersmeet.drivers.progress import Progress
 
 USAGE_ERROR = 2
@@ -68,7 +69,12 @@ def add_join_parser(commands: Any) -> Parser:
     parser.add_argument("left", metavar="LEFT", help="path or glob of the left input")
     parser.add_argument("right", metavar="RIGHT", help="path or glob of the right input")
     parser.add_argument(
-        "--on", action="append", required=True, metavar="COLUMN", help="column, or LEFT=RIGHT; repeat for more than one"
+        "--on", action="append", default=[], metavar="COLUMN", help="column, or LEFT=RIGHT; repeat for more than one"
+    )
+    parser.add_argument(
+        "--band",
+        metavar="COLUMN:WIDTH",
+        help="column, or LEFT=RIGHT, whose values differ by a number (price:0.05) or a time (ts:90s) at most",
     )
     parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
     parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
@@ -123,7 +129,11 @@ def run_join(args: argparse.Namespace) -> int:
     """Join two files into a third, or show the first rows."""
     from watersmeet import api, sinks
     from watersmeet.cli_progress import display
+    from watersmeet.core.errors import SpecError
 
+    on = [*args.on, *([] if args.band is None else [_band(args.band)])]
+    if not on:
+        raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
     if args.output is not None:
         sinks.check_target(args.output)
     with display(args.quiet) as show:
@@ -136,7 +146,7 @@ def run_join(args: argparse.Namespace) -> int:
         result = api.join(
             args.left,
             args.right,
-            on=args.on,
+            on=on,
             how=args.how,
             memory=args.memory,
             algorithm=args.algorithm,
@@ -153,6 +163,17 @@ def run_join(args: argparse.Namespace) -> int:
                 _print_table(result.schema, head, rows)
         show.finish(result.progress)
     return 0
+
+
+def _band(text: str) -> Band:
+    from watersmeet.core.bands import parse_width
+    from watersmeet.core.errors import SpecError
+    from watersmeet.core.spec import band
+
+    column, colon, width = text.rpartition(":")
+    if not colon:
+        raise SpecError(f"--band {text!r} is not understood; write COLUMN:WIDTH, such as price:0.05 or ts:90s")
+    return band(column, parse_width(width))
 
 
 def _first_rows(batches: Any) -> tuple[list[pa.RecordBatch], int]:

@@ -7,12 +7,17 @@ from typing import Any
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.diner import Diner
+from watersmeet.joins.hmj import HMJ
+from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.joins.rpj import RPJ
 from watersmeet.joins.symmetric_hash import SymmetricHash
 from watersmeet.joins.xjoin import XJoin
 from watersmeet.spill.store import Store
 
-ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in (SymmetricHash, XJoin)}
+_JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, PMJ, RPJ, SymmetricHash, XJoin)
+ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}
 """Every operator by its name; being listed here puts it through the conformance suite."""
 
 
@@ -20,10 +25,13 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
     """The operator for a spec.
 
     `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
+    For a band it is `diner`.
     """
     reason = "asked for by name"
-    if algorithm == "auto":
+    if algorithm == "auto" and spec.band is None:
         algorithm, reason = "xjoin", "it joins in memory as long as everything fits, and spills when it does not"
+    elif algorithm == "auto":
+        algorithm, reason = "diner", "it joins by ranges of values, in memory and on disk"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
     try:

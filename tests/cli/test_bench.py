@@ -16,7 +16,7 @@ from watersmeet import bench, cli
 from watersmeet.core.errors import SpecError, WatersmeetError
 
 FIELDS = ["bench", "metric", "value", "unit", "peer", "ratio", "target", "holds"]
-PROMISED = ["inmemory", "inmemory-large", "small-batches", "skew", "bounded", "memory", "start"]
+PROMISED = ["inmemory", "inmemory-large", "small-batches", "skew", "bounded", "memory", "start", "spark-equi"]
 
 
 @pytest.fixture

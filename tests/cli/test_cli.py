@@ -50,8 +50,16 @@ def test_join_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert sorted(table["id"].to_pylist()) == list(range(50, 100))
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith("50 rows from 100 + 100 in ")
-    assert output.err.count("\n") == 1
+    *progress, summary = output.err.splitlines()
+    assert summary.startswith("50 rows from 100 + 100 in ")
+    assert all(" rows in " in line for line in progress), "a slow machine sees some progress first"
+
+
+def test_join_within_a_band(here: Path) -> None:
+    assert cli.run(["join", "a.parquet", "b.csv", "--band", "id = key:1", "--quiet", "-o", "out.csv"]) == 0
+    found = pyarrow.csv.read_csv("out.csv")
+    assert found.num_rows == 298
+    assert {abs(i - k) for i, k in zip(found["id"].to_pylist(), found["key"].to_pylist(), strict=True)} == {0, 1}
 
 
 def test_join_on_two_columns_of_other_names(here: Path) -> None:
@@ -94,9 +102,13 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    from watersmeet import bench
+
     seen = []
 
     class Module:
+        add_arguments = staticmethod(bench.add_arguments)
+
         @staticmethod
         def main(args: object) -> int:
             seen.append(args)
@@ -138,7 +150,12 @@ def changed(**change: str) -> list[str]:
     [
         ([], 2, "a command is missing"),
         (["jion"], 2, "invalid choice: 'jion'"),
-        (["join", "a.parquet"], 2, "the following arguments are required: RIGHT, --on"),
+        (["join", "a.parquet"], 2, "the following arguments are required: RIGHT"),
+        (["join", "a.parquet", "b.csv"], 2, "the join needs a condition: --on COLUMN, --band COLUMN:WIDTH"),
+        ([*JOIN, "--band", "id"], 2, "--band 'id' is not understood; write COLUMN:WIDTH"),
+        ([*JOIN, "--band", "id:wide"], 2, "width 'wide' is not understood"),
+        ([*JOIN, "--band", "id:5s"], 2, "column 'id' of a.parquet (int64) cannot be within"),
+        ([*JOIN, "--band", "id:1", "--algorithm", "xjoin"], 2, "xjoin joins on equal values only"),
         ([*JOIN, "--fast"], 2, "unrecognized arguments: --fast"),
         (changed(left="none.parquet"), 2, "none.parquet does not exist"),
         (changed(left="no*.csv"), 2, "no*.csv"),

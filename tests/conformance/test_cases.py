@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks import Case, make_case
+from watersmeet.checks.bands import BAND_KINDS
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.keys import KEY_KINDS
 from watersmeet.checks.payload import PAYLOAD_TYPES
@@ -108,3 +109,23 @@ def test_printed_case_tells_how_to_make_it_again() -> None:
     assert text.startswith("case 12: ")
     assert "moves" in text
     assert "least 48 KiB" in text
+
+
+class RangeJoin(ReferenceJoin):
+    """The oracle, offered bands, too."""
+
+    joins_ranges = True
+
+
+def test_bands_of_all_kinds_for_joins_that_take_them() -> None:
+    cases = [make_case(seed, RangeJoin) for seed in range(300)]
+    with_band = [case for case in cases if case.spec.band is not None]
+    assert 0.4 < len(with_band) / len(cases) < 0.6
+    assert {case.kinds[-1].removeprefix("band of ") for case in with_band} == set(BAND_KINDS)
+    alone = [case for case in with_band if not case.spec.equalities]
+    assert 0.4 < len(alone) / len(with_band) < 0.8
+    assert sum(len(case.pairs) > 20 for case in with_band) > len(with_band) / 3
+    assert all(case.spec.band is None for case in (make_case(seed, ReferenceJoin) for seed in range(20)))
+    # A width that lets everything through, or nothing, would prove little.
+    shares = [len(case.pairs) / max(1, case.left.num_rows * case.right.num_rows) for case in alone]
+    assert sum(0 < share < 0.5 for share in shares) > len(alone) / 2

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from watersmeet.checks.bands import BandColumns, random_band
 from watersmeet.checks.keys import KeyColumns, encoded, random_key
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
 from watersmeet.core.events import Arrive, End, Event, Stall
-from watersmeet.core.spec import Equal, JoinSpec, Output
+from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Output
 from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
 
@@ -80,9 +81,9 @@ class Case:
 
     def __str__(self) -> str:
         on = ", ".join(
-            f"{equal.left} {self.spec.left.field(equal.left).type} = {equal.right} "
-            f"{self.spec.right.field(equal.right).type}"
-            for equal in self.spec.on
+            f"{each.left} {self.spec.left.field(each.left).type} = {each.right} "
+            f"{self.spec.right.field(each.right).type}" + (f" within {each.width!r}" if isinstance(each, Band) else "")
+            for each in self.spec.on
         )
         payload = " x ".join(
             "(" + ", ".join(str(field.type) for field in self.spec.input(side)) + ")" for side in (0, 1)
@@ -105,11 +106,18 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     """
     rng = np.random.default_rng([seed, 0x3A7E])
     keys, rows, positions = _keys_and_rows(rng)
+    pairs = _count_pairs(positions)
+    band = None
+    if getattr(operator_class, "joins_ranges", False):
+        band, keys, positions, pairs = _perhaps_with_band(seed, keys, positions, pairs)
+        rows = [len(at) for at in positions]
     columns = [_narrow_columns(rng, keys, side, positions[side]) for side in (0, 1)]
     wide = [_pick(rng, WIDE_TYPES) if rng.random() < 0.92 else None for _ in range(2)]
     names = _names(rng, keys, columns)
     schemas = [_schema(rng, names[side], columns[side], wide[side]) for side in (0, 1)]
-    on = tuple(Equal(names[0][k], names[1][k]) for k in range(len(keys)))
+    on: tuple[Condition, ...] = tuple(Equal(names[0][k], names[1][k]) for k in range(len(keys)))
+    if band is not None:
+        on = (*on[:-1], Band(on[-1].left, on[-1].right, band.width))
     output = _pick(rng, [Output.ROWS] * 18 + [Output.PAIRS, Output.COUNTS])
     spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=_pick(rng, [("", "_right"), ("_l", "_r")]))
     least = int(operator_class.least_memory(spec, **options))
@@ -117,7 +125,7 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     target = min(_MOST_BYTES, int(memory * rng.choice([0.3, 1.5, 2.5, 4.0, 8.0], p=[0.06, 0.2, 0.34, 0.3, 0.1])))
     width = min(target // max(1, sum(n for n, kind in zip(rows, wide, strict=True) if kind)), memory // 32)
     # Results go out a few KiB at a time: what is wide and meets much would take a case a thousand polls.
-    width = min(width, _LONGEST // 2, _MOST_OUTPUT_BYTES // (1 + _count_pairs(positions)))
+    width = min(width, _LONGEST // 2, _MOST_OUTPUT_BYTES // (1 + pairs))
     tables = []
     for side in (0, 1):
         arrays = columns[side]
@@ -128,8 +136,32 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
         memory = least + PLENTY
     moves = random_moves(rng, tables[0], tables[1], memory)
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
-    kinds = tuple(key.kind for key in keys)
+    kinds = tuple(key.kind for key in keys[: len(keys) - (band is not None)])
+    kinds += () if band is None else (f"band of {band.columns.kind}",)
     return Case(seed, spec, tables[0], tables[1], moves, random_fuel(rng), memory, least, restores, kinds)
+
+
+def _perhaps_with_band(
+    seed: int, keys: list[KeyColumns], positions: list[np.ndarray], pairs: int
+) -> tuple[BandColumns | None, list[KeyColumns], list[np.ndarray], int]:
+    """Half the cases get a band, which is then the last of the keys: beside the equalities, or alone."""
+    rng = np.random.default_rng([seed, 0xBA2D])
+    if rng.random() < 0.5:
+        return None, keys, positions, pairs
+    beside = rng.random() < 0.4
+    product = len(positions[0]) * len(positions[1])
+    wanted = int(rng.integers(4, 20)) if beside else max(8, 5 * product // int(rng.choice([60, 150, 400])))
+    band = random_band(rng, min(wanted, 4_000))
+    size = len(band.columns.values[0])
+    at = [rng.integers(0, size, len(each)) for each in positions]
+    if not beside:
+        estimate = product * (2 * band.steps + 1) // size
+        if estimate > 3_000:  # a type of few values: fewer rows
+            at = [each[:: 1 + int((estimate / 3_000) ** 0.5)] for each in at]
+        return band, [band.columns], at, min(estimate, 3_000)
+    distinct = int(np.prod([len(key.values[0]) for key in keys]))
+    together = [each + distinct * also for each, also in zip(positions, at, strict=True)]
+    return band, [*keys, band.columns], together, pairs
 
 
 def _pick(rng: Rng, items: Any) -> Any:

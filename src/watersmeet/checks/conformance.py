@@ -16,7 +16,7 @@ from watersmeet.checks.cases import PLENTY, ROOM_FOR_LONGEST, Case, make_case, r
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case, with_restores
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
 from watersmeet.core.events import Arrive, End
-from watersmeet.core.spec import Equal, JoinSpec, Output
+from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.spill.store import MemoryStore
 
 
@@ -131,12 +131,12 @@ def _distinctly_named(case: Case) -> JoinSpec:
     left, right = (
         pa.schema([field.with_name(f"{'lr'[side]}_{field.name}") for field in spec.input(side)]) for side in (0, 1)
     )
-    on = tuple(Equal(f"l_{equal.left}", f"r_{equal.right}") for equal in spec.on)
+    on = tuple(replace(each, left=f"l_{each.left}", right=f"r_{each.right}") for each in spec.on)
     return replace(spec, left=left, right=right, on=on, output=Output.ROWS)
 
 
 def _swapped(spec: JoinSpec) -> JoinSpec:
-    on = tuple(Equal(equal.right, equal.left) for equal in spec.on)
+    on = tuple(replace(each, left=each.right, right=each.left) for each in spec.on)
     return replace(spec, left=spec.right, right=spec.left, on=on)
 
 

@@ -65,13 +65,18 @@ def encoded(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def random_key(rng: Rng, size: int) -> KeyColumns:
     """A key of a random kind with up to `size` values."""
-    kind = _KIND_NAMES[rng.choice(len(_KIND_NAMES), p=_KIND_WEIGHTS)]
+    return key_of_kind(_KIND_NAMES[rng.choice(len(_KIND_NAMES), p=_KIND_WEIGHTS)], rng, size)
+
+
+def key_of_kind(kind: str, rng: Rng, size: int) -> KeyColumns:
+    """A key of this kind with up to `size` values."""
     values, types = _KINDS[kind][1](rng, size)
-    left, right = (_perhaps_wrapped(rng, array, kind) for array, kind in zip(values, types, strict=True))
+    left, right = (perhaps_wrapped(rng, array, type_) for array, type_ in zip(values, types, strict=True))
     return KeyColumns(kind, values, (left, right))
 
 
-def _perhaps_wrapped(rng: Rng, values: pa.Array, kind: pa.DataType) -> pa.DataType:
+def perhaps_wrapped(rng: Rng, values: pa.Array, kind: pa.DataType) -> pa.DataType:
+    """The type itself, or now and then a dictionary or runs of it."""
     if values.type != kind or rng.random() > 0.12:
         return kind
     index = pa.int16() if rng.random() < 0.5 else pa.int32()

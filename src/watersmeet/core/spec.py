@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
 from enum import Enum
 from functools import cached_property
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import common_key_type
 
@@ -37,10 +40,49 @@ class Equal:
         return self.right if side else self.left
 
 
-On: TypeAlias = "str | tuple[str, str] | Equal | Sequence[str | tuple[str, str] | Equal]"
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Values of a column of the left and a column of the right input that differ by no more than `width`.
+
+    The bounds belong to the band. NULL and NaN are close to nothing. Beside dates and timestamps the width is a
+    `timedelta`.
+    """
+
+    left: str
+    right: str
+    width: Width
+
+    def __post_init__(self) -> None:
+        width = self.width
+        if isinstance(width, bool) or not isinstance(width, int | float | Decimal | timedelta):
+            raise SpecError(f"the width of a band must be a number or a timedelta, not {width!r}")
+        not_a_number = width != width
+        if not_a_number or (width < timedelta() if isinstance(width, timedelta) else width < 0):
+            raise SpecError(f"the width of a band must be zero or more, not {width!r}")
+
+    def column(self, side: int) -> str:
+        """The column's name on one side."""
+        return self.right if side else self.left
 
 
-def parse_on(on: On) -> tuple[Equal, ...]:
+def band(on: str, width: Width) -> Band:
+    """A condition for `on`: two columns whose values differ by `width` at most.
+
+    >>> band("price", 0.05)
+    Band(left='price', right='price', width=0.05)
+    >>> band("bought = sold", timedelta(minutes=5)).right
+    'sold'
+    """
+    if not isinstance(on, str):
+        raise SpecError(f"a band is on a column or on 'left_column = right_column', not on {on!r}")
+    return Band(*_two_names(on), width)
+
+
+Condition: TypeAlias = "Equal | Band"
+On: TypeAlias = "str | tuple[str, str] | Equal | Band | Sequence[str | tuple[str, str] | Equal | Band]"
+
+
+def parse_on(on: On) -> tuple[Condition, ...]:
     """Join conditions from what people write.
 
     >>> parse_on("id")
@@ -48,14 +90,10 @@ def parse_on(on: On) -> tuple[Equal, ...]:
     >>> parse_on(["id", "order_day = day"])
     (Equal(left='id', right='id'), Equal(left='order_day', right='day'))
     """
-    if isinstance(on, Equal):
+    if isinstance(on, Equal | Band):
         return (on,)
     if isinstance(on, str):
-        left, equals, right = on.partition("=")
-        pair = (left.strip(), right.strip()) if equals else (on.strip(), on.strip())
-        if not all(pair):
-            raise SpecError(f"join condition {on!r} is not understood; write 'column' or 'left_column = right_column'")
-        return (Equal(*pair),)
+        return (Equal(*_two_names(on)),)
     if isinstance(on, tuple) and len(on) == 2 and all(isinstance(name, str) for name in on):
         raise SpecError(f"on={on!r} is ambiguous; write {list(on)!r} for two columns, or '{on[0]} = {on[1]}' for one")
     if not isinstance(on, Sequence) or not on:
@@ -63,10 +101,18 @@ def parse_on(on: On) -> tuple[Equal, ...]:
     return tuple(_parse_item(item) for item in on)
 
 
-def _parse_item(item: object) -> Equal:
+def _two_names(text: str) -> tuple[str, str]:
+    left, equals, right = text.partition("=")
+    pair = (left.strip(), right.strip()) if equals else (text.strip(), text.strip())
+    if not all(pair):
+        raise SpecError(f"join condition {text!r} is not understood; write 'column' or 'left_column = right_column'")
+    return pair
+
+
+def _parse_item(item: object) -> Condition:
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(name, str) for name in item):
         return Equal(*item)
-    if isinstance(item, str | Equal):
+    if isinstance(item, str | Equal | Band):
         return parse_on(item)[0]
     raise SpecError(f"join condition {item!r} is not understood; write 'column', 'left = right' or a pair of names")
 
@@ -82,7 +128,7 @@ class JoinSpec:
 
     left: pa.Schema
     right: pa.Schema
-    on: tuple[Equal, ...]
+    on: tuple[Condition, ...]
     how: str = "inner"
     output: Output = Output.ROWS
     suffixes: tuple[str, str] = ("", "_right")
@@ -96,22 +142,49 @@ class JoinSpec:
             raise SpecError("a join needs at least one condition")
         if len(self.suffixes) != 2 or not all(isinstance(suffix, str) for suffix in self.suffixes):
             raise SpecError(f"suffixes must be two strings, not {self.suffixes!r}")
-        for equal in self.on:
+        if sum(isinstance(condition, Band) for condition in self.on) > 1:
+            raise SpecError("a join takes one band; keep the narrowest, and filter the result by the others")
+        for equal in self.equalities:
             pair = [self._key_field(side, equal.column(side)) for side in (0, 1)]
             if common_key_type(pair[0].type, pair[1].type) is None:
                 raise SpecError(
                     f"column {equal.left!r} of {self.names[0]} ({pair[0].type}) cannot be compared with column "
                     f"{equal.right!r} of {self.names[1]} ({pair[1].type}); cast one of them first"
                 )
+        if self.band is not None and self.band_form is None:
+            fields = [self._key_field(side, self.band.column(side)) for side in (0, 1)]
+            raise SpecError(
+                f"column {self.band.left!r} of {self.names[0]} ({fields[0].type}) cannot be within {self.band.width!r} "
+                f"of column {self.band.right!r} of {self.names[1]} ({fields[1].type}); a band takes numbers and a "
+                f"number, or dates, timestamps, times or durations and a timedelta"
+            )
         _ = self.schema
+
+    @property
+    def equalities(self) -> tuple[Equal, ...]:
+        """The conditions that ask for equal values."""
+        return tuple(condition for condition in self.on if isinstance(condition, Equal))
+
+    @property
+    def band(self) -> Band | None:
+        """The condition that asks for close values, if there is one."""
+        return next((condition for condition in self.on if isinstance(condition, Band)), None)
+
+    @cached_property
+    def band_form(self) -> BandForm | None:
+        """In which form the band's columns are compared; None without a band."""
+        if self.band is None:
+            return None
+        fields = [self._key_field(side, self.band.column(side)) for side in (0, 1)]
+        return common_band_form(fields[0].type, fields[1].type, self.band.width)
 
     def input(self, side: int) -> pa.Schema:
         """The schema of one input."""
         return self.right if side else self.left
 
     def keys(self, side: int) -> tuple[str, ...]:
-        """The names of one side's key columns, in the order of the conditions."""
-        return tuple(equal.column(side) for equal in self.on)
+        """The names of one side's columns in equalities, in the order of the conditions."""
+        return tuple(equal.column(side) for equal in self.equalities)
 
     def _key_field(self, side: int, name: str) -> pa.Field:
         schema = self.input(side)
@@ -127,7 +200,7 @@ class JoinSpec:
     @cached_property
     def kept(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Which columns of each input reach the output: all, but a key of one name on both sides only once."""
-        shared = {equal.right for equal in self.on if equal.left == equal.right}
+        shared = {equal.right for equal in self.equalities if equal.left == equal.right}
         right = tuple(i for i, name in enumerate(self.right.names) if name not in shared)
         return tuple(range(len(self.left))), right
 

@@ -40,6 +40,9 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
+_LEAST_ROOM_TO_RESTORE = 2048
+
+
 class Task(Protocol):
     """A stretch of work that can stop between any two pairs."""
 
@@ -88,12 +91,17 @@ class Arrival:
         self._columns = columns
         self._received = (batch, numbers, positions)
         self.widest = plan.widest(columns)
-        join.meter.hashes += len(hashes)
+        join.meter.hashes += batch.num_rows
 
     @property
     def done(self) -> bool:
         """Whether the last slice was looked up."""
         return self.next == len(self._hashes) and (self.lookup is None or self.lookup.done)
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait to be taken into memory, and nothing else is at hand."""
+        return self.next < len(self._hashes) and (self.lookup is None or self.lookup.done)
 
     def work(self, fuel: int) -> int:
         """Go on with the slice at hand, or with the next."""
@@ -103,7 +111,12 @@ class Arrival:
                 return 1
             count = min(fuel, len(self._hashes) - self.next)
             self.kept = join.must_keep(self.side)
-            self.take_slice(join.admit(self, count))
+            count = join.admit(self, count)
+            if not self.kept and join.must_keep(self.side):
+                # Making room brought rows of the other side to disk, which these rows must now wait for.
+                self.kept = True
+                count = join.admit(self, count)
+            self.take_slice(count)
         assert self.lookup is not None
         return self.lookup.work(join.pairs, fuel, join.meter)
 
@@ -124,14 +137,11 @@ class Arrival:
         if self.kept:
             rows = table.append(hashes, parts, columns, join.ticks(count))
             join.meter.inserts += count
+            join.rows_kept(self.side, parts)
             source: TableRows | BatchRows = TableRows(table, rows)
         else:
             source = BatchRows(columns)
-        self._begin(hashes, parts, source)
-
-    def _begin(self, hashes: Int64, parts: Int32, source: TableRows | BatchRows) -> None:
-        other = self._join.tables[1 - self.side]
-        self.lookup = Lookup(Probe(hashes, parts), other, Between(self.side, source, other))
+        self.lookup = join.arrival_lookup(self.side, hashes, parts, columns, source)
 
     def finish(self) -> None:
         """Nothing is left to settle."""
@@ -160,8 +170,7 @@ class Arrival:
         hashes, parts, columns = self.piece(count)
         self.next = count
         source: TableRows | BatchRows = BatchRows(columns)
-        self._begin(hashes, parts, source)
-        assert self.lookup is not None
+        self.lookup = self._join.arrival_lookup(self.side, hashes, parts, columns, source)
         self.lookup.resume(self._join.pairs, state["place"])
 
 
@@ -170,24 +179,28 @@ class ProgressiveJoin(ABC):
 
     name: ClassVar[str]
     partitioned: ClassVar[bool] = True
+    rows_buffered: int = 3
+    """How many rows of a side can be in buffers at once, each perhaps as wide as the widest."""
     spills: ClassVar[bool] = True
     reason: str = ""
     """Why the planner chose this operator."""
+    joins_ranges: ClassVar[bool] = False
+    """Whether it takes a band among its conditions."""
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store) -> None:
+        self.refuse_unfit(spec)
         self.spec = spec
         self.store = store
-        self.codec = KeyCodec(spec)
-        self.plans = (RowPlan(spec, 0, self.codec.exact), RowPlan(spec, 1, self.codec.exact))
+        self.codec = self._make_codec()
+        self.plans = self._make_plans()
         widths = [row_bytes(plan.types) for plan in self.plans]
         self.sizing = Sizing.divide(memory, widths, self.partitioned, f"the {self.name} join")
         self.budget = Budget(memory)
         self.buffers = self.budget.reservation("buffers")
         self.buffers.grow(self.sizing.buffers)
-        self.tables: tuple[SideTable, ...] = tuple(
-            SideTable(plan.types, self.budget, self.sizing.layout, name)
-            for plan, name in zip(self.plans, spec.names, strict=True)
-        )
+        self._restoring = self.budget.reservation("room to restore in")
+        self._restoring.set_aside(self._room_to_restore)
+        self.tables: tuple[SideTable, ...] = tuple(self._make_table(side) for side in (0, 1))
         self.pairs = PairBuffer(spec, self.codec, self.plans, self.sizing.pairs)
         self.meter = Meter()
         self.clock = 0
@@ -208,6 +221,38 @@ class ProgressiveJoin(ABC):
         """The smallest budget this join can work in, if no single row is large."""
         exact = KeyCodec(spec).exact
         return Sizing.least([row_bytes(RowPlan(spec, side, exact).types) for side in (0, 1)])
+
+    @classmethod
+    def refuse_unfit(cls, spec: JoinSpec) -> None:
+        """An error if this join cannot carry out what the spec asks for."""
+        if spec.band is not None and not cls.joins_ranges:
+            raise SpecError(
+                f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "
+                f"algorithm='diner'"
+            )
+
+    # --- what an operator may hold its rows in ---
+
+    def _make_codec(self) -> KeyCodec:
+        return KeyCodec(self.spec)
+
+    def _make_plans(self) -> tuple[RowPlan, RowPlan]:
+        return RowPlan(self.spec, 0, self.codec.exact), RowPlan(self.spec, 1, self.codec.exact)
+
+    def _make_table(self, side: int) -> Any:
+        return SideTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    def arrival_lookup(
+        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
+    ) -> Lookup:
+        """The look-up of rows that arrived on one side in the memory of the other."""
+        other = self.tables[1 - side]
+        return Lookup(Probe(hashes, parts), other, Between(side, source, other))
+
+    def still_in_memory(self, side: int, parts: Int32, ticks: Int64) -> NDArray[np.bool_]:
+        """Which rows, by their partitions and arrivals, have not left memory since a snapshot wrote them."""
+        stayed: NDArray[np.bool_] = ticks > self.gone[side][parts]
+        return stayed
 
     # --- the protocol ---
 
@@ -365,7 +410,7 @@ class ProgressiveJoin(ABC):
     def _allow_widest(self, side: int, widest: int) -> bool:
         """Let the buffers hold the widest row of each side, should it be wider than what was set aside for them."""
         allowed = min(self.sizing.page_bytes, self.sizing.output_bytes // 2)
-        grown = 3 * (max(widest, allowed) - max(self.pairs.widest[side], allowed))
+        grown = self.rows_buffered * (max(widest, allowed) - max(self.pairs.widest[side], allowed))
         if grown > 0 and not self.secure(lambda: self.buffers.try_grow(grown)):
             return False
         self.pairs.widest[side] = max(widest, self.pairs.widest[side])
@@ -389,6 +434,9 @@ class ProgressiveJoin(ABC):
         self.gone[side][part] = self.clock
 
     # --- what the operators differ in ---
+
+    def rows_kept(self, side: int, parts: Int32) -> None:  # noqa: B027 (an operator need not count)
+        """Rows of these partitions have arrived and are in memory now."""
 
     @abstractmethod
     def must_keep(self, side: int) -> bool:
@@ -429,6 +477,9 @@ class ProgressiveJoin(ABC):
         """An operator that goes on where the snapshot was taken."""
         check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
         join = cls(spec, memory, store, **options)
+        if join.sizing.layout.partitions != len(snapshot.state["gone"][0]):
+            # More memory would make more partitions than the rows were spilled by: go on with as much as before.
+            join = cls(spec, snapshot.state["memory"], store, **options)
         join._load(snapshot)
         return join
 
@@ -465,7 +516,18 @@ class ProgressiveJoin(ABC):
             waiting.insert(0, self._task.unfinished())
         return waiting
 
+    @property
+    def _room_to_restore(self) -> int:
+        """Bytes that rows never get: brought back in other portions, they may need a little more than they had."""
+        return max(_LEAST_ROOM_TO_RESTORE, self.budget.total // 64)
+
     def _load(self, snapshot: Snapshot) -> None:
+        self._restoring.clear()
+        self._load_all(snapshot)
+        if self.budget.free >= self._room_to_restore:
+            self._restoring.set_aside(self._room_to_restore)
+
+    def _load_all(self, snapshot: Snapshot) -> None:
         state: dict[str, Any] = dict(snapshot.state)
         self.clock = state["clock"]
         self._ended, self._closed = list(state["ended"]), list(state["closed"])

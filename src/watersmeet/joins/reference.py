@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from decimal import Context, Decimal, localcontext
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.bands import Width
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError
 from watersmeet.core.events import Arrive, End, Event, Status, Step
 from watersmeet.core.operator import Snapshot
-from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.core.spec import Band, JoinSpec, Output
 from watersmeet.memory import Budget
 from watersmeet.spill.store import Store
 
@@ -38,13 +41,43 @@ def reference_pairs(left: pa.Table, right: pa.Table, spec: JoinSpec) -> list[tup
     [(0, 1), (1, 0), (1, 2)]
     """
     left_keys, right_keys = _keys(left, right, spec, 0), _keys(right, left, spec, 1)
-    return [
+    equal = [
         (i, j)
         for i, left_key in enumerate(left_keys)
         if left_key is not None
         for j, right_key in enumerate(right_keys)
         if left_key == right_key
     ]
+    return equal if spec.band is None else _within(left, right, spec.band, equal)
+
+
+def _within(left: pa.Table, right: pa.Table, band: Band, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs whose values differ by the band's width at most, told by plain subtraction."""
+    columns = left.column(band.left), right.column(band.right)
+    kinds = [_value_type(column.type) for column in columns]
+    exact = not any(pa.types.is_floating(kind) for kind in kinds)
+    left_values, right_values = (
+        _each(_comparable(column, other), Decimal if exact else _as_number)
+        for column, other in zip(columns, reversed(kinds), strict=True)
+    )
+    width = _exact_width(band.width) if exact else float(band.width)  # type: ignore[arg-type]
+    with localcontext(Context(prec=400)):
+        return [
+            (i, j)
+            for i, j in pairs
+            if left_values[i] is not None and right_values[j] is not None
+            if abs(left_values[i] - right_values[j]) <= width
+        ]
+
+
+def _exact_width(width: Width) -> Decimal:
+    if isinstance(width, timedelta):
+        return Decimal((width.days * 86_400 + width.seconds) * 10**9 + width.microseconds * 1000)
+    return Decimal(repr(width)) if isinstance(width, float) else Decimal(width)
+
+
+def _as_number(value: float | str) -> float | None:
+    return None if isinstance(value, str) else value
 
 
 def reference_join(left: pa.Table, right: pa.Table, spec: JoinSpec) -> pa.Table:
@@ -78,8 +111,11 @@ def _pick(column: pa.ChunkedArray, rows: list[int]) -> pa.ChunkedArray:
 def _keys(mine: pa.Table, other: pa.Table, spec: JoinSpec, side: int) -> list[Any]:
     """One comparable value for each row, None for a row that matches nothing."""
     columns = [
-        _comparable(mine.column(equal.column(side)), other.column(equal.column(1 - side)).type) for equal in spec.on
+        _comparable(mine.column(equal.column(side)), other.column(equal.column(1 - side)).type)
+        for equal in spec.equalities
     ]
+    if not columns:
+        return [()] * mine.num_rows
     if len(columns) == 1:
         return columns[0]
     return [None if None in row else row for row in zip(*columns, strict=True)]

@@ -77,17 +77,18 @@ class Saver:
         deltas = self._deltas[side]
         rows = self._rows_since(side, self._saved_until[side])
         stale = sum(count for _, count in deltas) + len(rows) > 2 * table.rows
+        replaced: list[tuple[str, int]] = []
         if len(rows) and len(deltas) >= _MOST_DELTAS or deltas and stale:
             everything = self._rows_since(side, 0)
             if len(everything) < sum(count for _, count in deltas) + len(rows):
-                self._unwanted.update(name for name, _ in deltas)
-                deltas.clear()
-                rows = everything
-        self._saved_until[side] = join.clock
+                replaced, rows = deltas, everything
+        name = f"snapshot-{side}-{self._count}"
         if len(rows):
-            name = f"snapshot-{side}-{self._count}"
             write_rows(join.store, name, table, rows, join.sizing.page_bytes)
-            deltas.append((name, len(rows)))
+        # Only now is it known that the disk took them: before, nothing may have changed.
+        self._unwanted.update(old for old, _ in replaced)
+        self._deltas[side] = [*([] if replaced else deltas), *([(name, len(rows))] if len(rows) else [])]
+        self._saved_until[side] = join.clock
 
     def _rows_since(self, side: int, tick: int) -> NDArray[np.int32]:
         """Rows in memory that arrived after a tick, those brought back from disk left out."""
@@ -134,7 +135,8 @@ class Saver:
         for side in (0, 1):
             for name, _ in self._deltas[side]:
                 self._load_rows(side, name)
-            join.tables[side].fit_index()
+        for table in join.tables:  # only now: an index takes what memory there is, and rows must have it first
+            table.fit_index()
 
     def _load_rows(self, side: int, name: str) -> None:
         join, table = self._join, self._join.tables[side]
@@ -142,7 +144,7 @@ class Saver:
         for number in range(segment.pages):
             page = Page.of(segment.read_page(number))
             parts = table.parts_of(page.hashes)
-            alive = np.flatnonzero(page.ticks > join.gone[side][parts])
+            alive = np.flatnonzero(join.still_in_memory(side, parts, page.ticks))
             start, count = 0, _ROWS_AT_ONCE
             while start < len(alive):
                 some = alive[start : start + count]

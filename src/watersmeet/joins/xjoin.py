@@ -11,28 +11,23 @@ from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.progressive import ProgressiveJoin, Task
+from watersmeet.joins.progressive import Task
+from watersmeet.joins.spilling import SpillingJoin
+from watersmeet.joins.visits import PageLookups, Visit, Visits
 from watersmeet.memory import format_bytes
-from watersmeet.policies.flush import FlushLargest, FlushPolicy
+from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store
-from watersmeet.state.disk import DiskSide
-from watersmeet.state.ledger import FOREVER, Ledger, Stay
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pages import Page
 from watersmeet.state.pairs import Between
-from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.rows import TableRows
 from watersmeet.state.side import Probe
 
 Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-_LEAST_HISTORY = 768
-"""Bytes set aside for the history of visits: when all memory is taken by rows, reactive work can still begin."""
-
-
-class XJoin(ProgressiveJoin):
+class XJoin(SpillingJoin):
     """Spill the largest partition when memory is full, and use silences to join memory with what was spilled [1]_.
 
     ```
@@ -75,61 +70,23 @@ class XJoin(ProgressiveJoin):
 
     name: ClassVar[str] = "xjoin"
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, flush: FlushPolicy | None = None) -> None:
-        super().__init__(spec, memory, store)
-        partitions = self.sizing.layout.partitions
-        catalogue = self.budget.reservation("catalogue of spilled runs")
-        self.disks = tuple(DiskSide(partitions, store, f"run-{side}", catalogue, self.meter) for side in (0, 1))
-        history = self.budget.reservation("history of visits")
-        history.set_aside(max(_LEAST_HISTORY, memory // 256))
-        self.ledger = Ledger(partitions, history)
-        self._flush_policy = flush or FlushLargest()
-        self._visited_at = np.zeros((2, partitions), np.int64)
-        self._resume_at = np.zeros((2, partitions), np.int64)
+    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, flush: FlushPolicy | str = "largest") -> None:
+        super().__init__(spec, memory, store, flush)
+        self._visits = Visits(self)
         self._to_clean: list[int] | None = None
-
-    # --- arriving ---
-
-    def must_keep(self, side: int) -> bool:
-        """Unless the other input has ended and has nothing on disk."""
-        return not self.exhausted(1 - side) or self.disks[1 - side].total_rows > 0
-
-    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
-        rows = np.array([table.part_rows for table in self.tables])
-        for side, part in spared:
-            rows[side, part] = 0
-        if not rows.any():
-            return False
-        self.flush(*self._flush_policy.victim(rows))
-        return True
-
-    def flush(self, side: int, part: int) -> None:
-        """Move a partition from memory to disk."""
-        self.clock += 1
-        self.disks[side].flush(self.tables[side], part, self.clock, self.sizing.page_bytes)
-        self.gone[side][part] = self.clock
-
-    def _input_closed(self, side: int) -> None:
-        """Rows of the other side that have met all of this input are done with."""
-        other = 1 - side
-        for part in range(self.sizing.layout.partitions):
-            if not self.disks[side].rows[part]:
-                self.forget(other, part)
 
     # --- reactive ---
 
     def _can_react(self) -> bool:
         chosen = self._choose_visit()
-        # A visit that begins in the middle and wraps around leaves two entries: without memory for them none may begin.
-        return chosen is not None and self.ledger.try_reserve(*chosen, 2)
+        return chosen is not None and self._visits.may_begin(*chosen)
 
     def _choose_visit(self) -> tuple[int, int] | None:
         """The largest memory partition that has rows which have not visited the other side's disk."""
         best, most = None, 0
         for side in (0, 1):
             for part in np.flatnonzero(self.tables[side].part_rows > most):
-                news = self.tables[side].latest_tick(int(part)) > self._visited_at[side, part]
-                if self.disks[1 - side].rows[part] and news and self.tables[side].part_rows[part] > most:
+                if self.tables[side].part_rows[part] > most and self._visits.has_news(side, int(part)):
                     best, most = (side, int(part)), int(self.tables[side].part_rows[part])
         return best
 
@@ -138,10 +95,7 @@ class XJoin(ProgressiveJoin):
             return None
         chosen = self._choose_visit()
         assert chosen is not None
-        side, part = chosen
-        self.clock += 1
-        start = int(self._resume_at[side, part]) % self.disks[1 - side].rows[part]
-        return Visit(self, side, part, self.clock, start)
+        return self._visits.begin(*chosen)
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, Visit)
@@ -150,17 +104,6 @@ class XJoin(ProgressiveJoin):
             self._task = None
             return 1
         return task.work(1)
-
-    def end_visit(self, visit: Visit) -> None:
-        """Record what a visit has covered, and where the next one goes on."""
-        rows = self.disks[1 - visit.side].rows[visit.part]
-        beyond = min(visit.start + visit.covered, rows)
-        wrapped = visit.covered - (beyond - visit.start)
-        self.ledger.record_visit(visit.side, visit.part, visit.tick, visit.start, beyond)
-        self.ledger.record_visit(visit.side, visit.part, visit.tick, 0, wrapped)
-        self._resume_at[visit.side, visit.part] = wrapped or beyond
-        if visit.covered == rows:
-            self._visited_at[visit.side, visit.part] = visit.tick
 
     # --- clean-up ---
 
@@ -177,168 +120,23 @@ class XJoin(ProgressiveJoin):
             task.finish()
         return None
 
-    # --- checks and snapshots ---
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        super().check()
-        for disk in self.disks:
-            disk.check()
-        self.ledger.check(self.clock, [disk.rows for disk in self.disks])
-        for side, table in enumerate(self.tables):
-            for part in range(self.sizing.layout.partitions):
-                rows = table.rows_of(part)
-                stayed = rows[table.ordinals(rows) < 0]
-                assert (table.ticks(stayed) > self.gone[side][part]).all(), (
-                    "rows in memory arrived after the last flush"
-                )
-
-    def close(self) -> None:
-        """Let go of everything."""
-        super().close()
-        for disk in self.disks:
-            disk.release()
+    # --- snapshots ---
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        segments = [run.segment for disk in self.disks for runs in disk.runs for run in runs]
-        return segments, {
-            "disks": [disk.to_state() for disk in self.disks],
-            "ledger": self.ledger.to_state(),
-            "visited_at": self._visited_at.tolist(),
-            "resume_at": self._resume_at.tolist(),
-            "to_clean": self._to_clean,
-        }
+        segments, state = super()._own_state()
+        return segments, {**state, "visits": self._visits.to_state(), "to_clean": self._to_clean}
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        for disk, saved in zip(self.disks, state["disks"], strict=True):
-            disk.load(saved)
-        self.ledger.load(state["ledger"])
-        self._visited_at = np.array(state["visited_at"], np.int64)
-        self._resume_at = np.array(state["resume_at"], np.int64)
+        super()._load_own(state)
+        self._visits.load(state["visits"])
         self._to_clean = None if state["to_clean"] is None else list(state["to_clean"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         if state["kind"] == "visit":
-            return Visit.resumed(self, state)
+            return self._visits.resumed(state)
         if state["kind"] == "clean-up":
             return CleanUp.resumed(self, state)
         return super()._load_task(state)
-
-
-class _PageLookups:
-    """Pages of one side's disk, looked up in the other side's memory."""
-
-    def __init__(self, join: XJoin, probe_side: int, part: int) -> None:
-        self._join = join
-        self._probe_side = probe_side
-        self._part = part
-        self.page: Page | None = None
-        self.lookup: Lookup | None = None
-
-    def open(self, ordinal: int, stop: int) -> None:
-        """Begin with the rows from an ordinal to the end of its page."""
-        join, part = self._join, self._part
-        page = join.disks[self._probe_side].read(part, ordinal, stop)
-        table = join.tables[1 - self._probe_side]
-        self.page = page
-        self.lookup = Lookup(
-            Probe(page.hashes, np.full(len(page), part, np.int32)),
-            table,
-            Between(self._probe_side, BatchRows(page.columns), table),
-            self._fresh,
-        )
-
-    def _fresh(self, probes: Int32, rows: Int32) -> Bool:
-        page = self.page
-        assert page is not None
-        departed = np.full(len(probes), page.departed)
-        disk = Stay(page.ticks[probes], departed, page.first_ordinal + probes.astype(np.int64))
-        memory = stay_in_table(self._join, 1 - self._probe_side, self._part, rows)
-        left, right = (memory, disk) if self._probe_side else (disk, memory)
-        return self._join.ledger.fresh(self._part, left, right)
-
-    @property
-    def rows_done(self) -> int:
-        """How many of the page's rows have met all their matches."""
-        return 0 if self.lookup is None else self.lookup.probe.next
-
-
-def stay_in_table(join: XJoin, side: int, part: int, rows: Int32) -> Stay:
-    """When rows of a table were in memory: until now, or until they were flushed if they were brought back."""
-    table = join.tables[side]
-    ordinals = table.ordinals(rows)
-    departed = np.full(len(rows), FOREVER)
-    back = ordinals >= 0
-    if back.any():
-        departed[back] = join.disks[side].departures(part, ordinals[back])
-    return Stay(table.ticks(rows), departed, ordinals)
-
-
-class Visit:
-    """A memory partition joined with the other side's disk partition, from some ordinal on, once around."""
-
-    def __init__(self, join: XJoin, side: int, part: int, tick: int, start: int) -> None:
-        self.side, self.part, self.tick, self.start = side, part, tick, start
-        self._join = join
-        self._rows = join.disks[1 - side].rows[part]
-        self._pages = _PageLookups(join, 1 - side, part)
-        self._before = 0
-        """Rows on the pages before the one at hand."""
-
-    @property
-    def lookup(self) -> Lookup | None:
-        """The page at hand."""
-        return self._pages.lookup
-
-    @property
-    def covered(self) -> int:
-        """Rows of the disk that have met all their matches."""
-        return self._before + self._pages.rows_done
-
-    @property
-    def done(self) -> bool:
-        """Whether it has come around."""
-        return self.covered == self._rows
-
-    @property
-    def between_rows(self) -> bool:
-        """Whether it can end here."""
-        return self.lookup is None or self.lookup.between_rows
-
-    def work(self, fuel: int) -> int:
-        """Go on with the page at hand, or with the next."""
-        if self.lookup is None or self.lookup.done:
-            self._open_next(self.covered)
-        assert self.lookup is not None
-        return self.lookup.work(self._join.pairs, fuel, self._join.meter)
-
-    def _open_next(self, covered: int) -> None:
-        self._before = covered
-        ordinal = (self.start + covered) % self._rows
-        self._pages.open(ordinal, self._rows if ordinal >= self.start else self.start)
-
-    def finish(self) -> None:
-        """Record what was covered."""
-        self._join.end_visit(self)
-
-    def to_state(self) -> dict[str, Any]:
-        """The visit for a snapshot."""
-        place = None if self.lookup is None else self.lookup.place(self._join.pairs)
-        return {
-            "kind": "visit", "side": self.side, "part": self.part, "tick": self.tick, "start": self.start,
-            "before": self._before, "place": place,
-        }  # fmt: skip
-
-    @classmethod
-    def resumed(cls, join: XJoin, state: dict[str, Any]) -> Visit:
-        """A visit that a snapshot was taken of."""
-        visit = cls(join, state["side"], state["part"], state["tick"], state["start"])
-        join.ledger.try_reserve(visit.side, visit.part, 2)
-        if state["place"] is not None:
-            visit._open_next(state["before"])
-            assert visit.lookup is not None
-            visit.lookup.resume(join.pairs, state["place"])
-        return visit
 
 
 class _Stage(Enum):
@@ -363,7 +161,7 @@ class CleanUp:
         self._scanned = 1 - self._built
         self._chunk = (0, 0)
         self._at = 0
-        self._pages = _PageLookups(join, self._scanned, part)
+        self._pages = PageLookups(join, self._scanned, part)
         self._memory_lookup: Lookup | None = None
         built_rows = disks[self._built].rows[part] + int(tables[self._built].part_rows[part])
         scanned_rows = disks[self._scanned].rows[part] + int(tables[self._scanned].part_rows[part])
@@ -456,8 +254,8 @@ class CleanUp:
 
         def fresh(probes: Int32, found: Int32) -> Bool:
             stays = [
-                stay_in_table(join, self._scanned, part, rows[probes]),
-                stay_in_table(join, self._built, part, found),
+                join.stay_in_table(self._scanned, part, rows[probes]),
+                join.stay_in_table(self._built, part, found),
             ]
             left, right = reversed(stays) if self._scanned else stays
             return join.ledger.fresh(part, left, right)
@@ -468,11 +266,7 @@ class CleanUp:
 
     def finish(self) -> None:
         """Forget the partition."""
-        join, part = self._join, self._part
-        for side in (0, 1):
-            join.forget(side, part)
-            join.saver.discard(join.disks[side].drop(part))
-        join.ledger.drop(part)
+        self._join.drop_partition(self._part)
 
     def to_state(self) -> dict[str, Any]:
         """The clean-up for a snapshot."""
@@ -489,7 +283,7 @@ class CleanUp:
         task = cls(join, state["part"])
         task._built = state["built"]
         task._scanned = 1 - task._built
-        task._pages = _PageLookups(join, task._scanned, task._part)
+        task._pages = PageLookups(join, task._scanned, task._part)
         low, high = state["chunk"]
         task._chunk = (low, low)
         while task._chunk[1] < high:

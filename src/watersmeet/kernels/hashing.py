@@ -270,3 +270,14 @@ def _has_room(limbs: Words, count: int, room: int, negative: bool, unsigned: boo
         return not negative or (top == 0 and not any_below_top)
     sign_bit = np.uint64(1 << 31)
     return top < sign_bit or (negative and top == sign_bit and not any_below_top)
+
+
+def ordered_doubles(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bits of doubles as integers of the same order; applied twice, it gives the bits back.
+
+    >>> bits = np.array([-2.0, -1.0, 0.0, 3.0]).view(np.int64)
+    >>> (np.diff(ordered_doubles(bits)) > 0).all(), (ordered_doubles(ordered_doubles(bits)) == bits).all()
+    (np.True_, np.True_)
+    """
+    ordered: NDArray[np.int64] = bits ^ ((bits >> 63) & 0x7FFF_FFFF_FFFF_FFFF)
+    return ordered

@@ -13,9 +13,11 @@ Int64 = NDArray[np.int64]
 
 
 @kernel
-def covered(visits: Any, arrived: Int64, departed: Int64, ordinal: Int64, met: Any) -> None:
-    """met[i] |= some visit has arrived[i] < tick < departed[i] and low <= ordinal[i] < high; visits are ordered by
-    tick.
+def covered(visits: Any, arrived: Int64, departed: Int64, ordinal: Int64, hashes: Int64, met: Any) -> None:
+    """met[i] |= some visit has arrived[i] < tick < departed[i] and covered the row of this ordinal and hash; visits are
+    ordered by tick.
+
+    A visit covers the ordinals [low, high), and of those the rows that stand from one (hash, ordinal) up to another.
     """
     ticks, low, high = visits[0], visits[1], visits[2]
     count = ticks.shape[0]
@@ -24,7 +26,21 @@ def covered(visits: Any, arrived: Int64, departed: Int64, ordinal: Int64, met: A
             continue
         k = np.searchsorted(ticks, arrived[i], side="right")
         while k < count and ticks[k] < departed[i]:
-            if low[k] <= ordinal[i] < high[k]:
+            if (
+                low[k] <= ordinal[i] < high[k]
+                and (hashes[i] > visits[3, k] or hashes[i] == visits[3, k] and ordinal[i] >= visits[4, k])
+                and (hashes[i] < visits[5, k] or hashes[i] == visits[5, k] and ordinal[i] < visits[6, k])
+            ):
                 met[i] = True
                 break
             k += 1
+
+
+@kernel
+def within(rectangles: Any, left: Int64, right: Int64, met: Any) -> None:
+    """met[i] |= some rectangle (left low, left high, right low, right high) holds the point (left[i], right[i])."""
+    for i in range(left.shape[0]):
+        for k in range(rectangles.shape[0]):
+            if rectangles[k, 0] <= left[i] < rectangles[k, 1] and rectangles[k, 2] <= right[i] < rectangles[k, 3]:
+                met[i] = True
+                break

@@ -71,6 +71,11 @@ class FileStore(Counted):
         store._adopt(path, durable, None)
         return store
 
+    @classmethod
+    def at(cls, directory: Path | str, *, durable: bool = False) -> FileStore:
+        """A store of the files in a directory that is there already and that stays: `close` removes nothing."""
+        return cls._attach(Path(directory), durable)
+
     def __reduce__(self) -> tuple[Callable[[Path, bool], FileStore], tuple[Path, bool]]:
         return FileStore._attach, (self.path, self.durable)
 

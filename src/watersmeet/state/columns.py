@@ -358,7 +358,7 @@ class ObjectColumn:
 
     def gather(self, rows: Int32) -> pa.Array:
         if not len(rows):
-            return pa.array([], self._type)
+            return pa.nulls(0, self._type)
         places = self._places.array[rows]
         order = np.argsort(places >> 32, kind="stable")
         numbers = places[order] >> 32

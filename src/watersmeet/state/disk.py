@@ -1,8 +1,19 @@
-"""What an operator has spilled of one input: runs of pages by partition, numbered through by ordinals."""
+"""What an operator has spilled of one input: runs of pages by partition, numbered through by ordinals.
+
+```
+flushes     0        1     2                 each flush's rows take the next ordinals: 0 1 2 3 │ 4 5 │ 6 7 8
+runs      ├────────┼─────┼───────┤
+merged    ├──────────────┼───────┤           runs 0 and 1 as one run, its rows in the order of (hash, ordinal)
+```
+
+Neighbouring runs may be merged, so a run always holds a whole stretch of ordinals, and the rows before a run are as
+many as its first ordinal: a position on disk and an ordinal differ only inside a merged run.
+"""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,40 +25,83 @@ from watersmeet.core.cost import Meter
 from watersmeet.memory import Reservation
 from watersmeet.spill.segment import Segment
 from watersmeet.spill.store import Store
+from watersmeet.state.ledger import Stay, Stretch
 from watersmeet.state.pages import Page, write_rows
 from watersmeet.state.side import SideTable
 
+Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 _ENTRY_BYTES = 18
-"""Of each run and of each page in the catalogue: two words, and what growing arrays leave unused."""
+"""Of each flush and of each run in the catalogue: two words, and what growing arrays leave unused."""
+_PAGE_BYTES = 9
+_MERGED_BYTES = 128
+"""Of each merged run, beyond that: there are few."""
+_SEGMENT_BYTES = 32
+_MOST_OPEN = 64
+_ARRAYS = ("flush_firsts", "flush_ticks", "first_pages", "departed", "page_ends")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The rows of one flush: a segment."""
+    """The rows of one flush, or of several, merged."""
 
-    segment: str
-    departed: int
+    pages_by_segment: tuple[int, ...]
+    """The pages up to the end of each of its segments."""
+    made_at: int
+    """When it was flushed or its merging began: part of its segments' names."""
     first_ordinal: int
     page_ends: tuple[int, ...]
     """Rows up to the end of each page."""
+    level: int = 0
+    """How often its rows have been merged."""
 
     @property
     def rows(self) -> int:
         """All rows of the run."""
         return self.page_ends[-1]
 
+    @property
+    def end(self) -> int:
+        """The first ordinal beyond it."""
+        return self.first_ordinal + self.rows
+
+    @property
+    def departed(self) -> int:
+        """When the rows left memory, if all at once; -1 if it is merged."""
+        return -1 if self.level else self.made_at
+
+    def page_start(self, number: int) -> int:
+        """Rows before a page."""
+        return self.page_ends[number - 1] if number else 0
+
+
+def _merged_bytes(run: Run | _Merged) -> int:
+    return _MERGED_BYTES + _SEGMENT_BYTES * len(run.pages_by_segment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """What is to be remembered of a merged run only."""
+
+    pages_by_segment: tuple[int, ...]
+    made_at: int
+    level: int
+
 
 class _Catalogue:
-    """One partition's runs and pages, in a few bytes each: there may be very many of them."""
+    """One partition's flushes, runs and pages, in a few bytes each: there may be very many of them."""
 
     def __init__(self) -> None:
-        self.departed = array("q")
+        self.flush_firsts = array("q")
+        self.flush_ticks = array("q")
         self.first_pages = array("q")
+        self.departed = array("q")
+        """By run: the tick of its flush, -1 if it is merged."""
         self.page_ends = array("q")
-        """The ordinal at which each page ends."""
-        self.page_runs = array("q")
+        """The position at which each page ends."""
+        self.merged: dict[int, _Merged] = {}
+        """By their first ordinals."""
 
     @property
     def rows(self) -> int:
@@ -55,136 +109,264 @@ class _Catalogue:
 
     @property
     def nbytes(self) -> int:
-        return _ENTRY_BYTES * (len(self.departed) + len(self.page_ends))
+        entries = _ENTRY_BYTES * (len(self.flush_firsts) + len(self.first_pages))
+        return entries + _PAGE_BYTES * len(self.page_ends) + sum(map(_merged_bytes, self.merged.values()))
 
-    def add(self, departed: int, ends: Sequence[int]) -> None:
+    def add_flush(self, tick: int, ends: Sequence[int]) -> None:
         rows = self.rows
+        self.flush_firsts.append(rows)
+        self.flush_ticks.append(tick)
         self.first_pages.append(len(self.page_ends))
-        self.page_runs.extend([len(self.departed)] * len(ends))
-        self.departed.append(departed)
+        self.departed.append(tick)
         self.page_ends.extend(rows + end for end in ends)
 
-    def first_ordinal(self, run: int) -> int:
-        page = self.first_pages[run]
+    def start(self, page: int) -> int:
+        """The position at which a page begins."""
         return self.page_ends[page - 1] if page else 0
 
-    def run_ends(self, run: int) -> list[int]:
-        """Rows of a run up to the end of each of its pages."""
+    def pages_of(self, run: int) -> tuple[int, int]:
+        """Its first page, and the first beyond."""
         last = self.first_pages[run + 1] if run + 1 < len(self.first_pages) else len(self.page_ends)
-        start = self.first_ordinal(run)
-        return [end - start for end in self.page_ends[self.first_pages[run] : last]]
+        return self.first_pages[run], last
+
+    def replace(self, first: int, count: int, merged: Run) -> None:
+        low, high = self.first_pages[first], self.pages_of(first + count - 1)[1]
+        for run in range(first, first + count):
+            self.merged.pop(self.start(self.first_pages[run]), None)
+        self.page_ends[low:high] = array("q", (merged.first_ordinal + end for end in merged.page_ends))
+        more = len(merged.page_ends) - (high - low)
+        following = [page + more for page in self.first_pages[first + count :]]
+        self.first_pages[first:] = array("q", [low, *following])
+        self.departed[first : first + count] = array("q", [-1])
+        self.merged[merged.first_ordinal] = _Merged(merged.pages_by_segment, merged.made_at, merged.level)
 
 
 class DiskSide:
-    """One side's spilled rows. Runs are only ever added, and dropped with their whole partition."""
+    """One side's spilled rows. Runs are added at the end, merged with their neighbours, and dropped by partitions."""
 
     def __init__(self, partitions: int, store: Store, prefix: str, claim: Reservation, meter: Meter) -> None:
-        self._store = store
+        self.rows = [0] * partitions
         self._prefix = prefix
+        self._store = store
         self._claim = claim
         self._meter = meter
         self._catalogues = [_Catalogue() for _ in range(partitions)]
-        self.rows = [0] * partitions
-        self._open: Segment | None = None
+        self._open: dict[str, Segment] = {}
         self._last_read: tuple[str, int] | None = None
 
-    @property
-    def runs(self) -> list[list[Run]]:
-        """Every partition's runs, described anew."""
+    def runs(self, part: int) -> list[Run]:
+        """A partition's runs, described anew."""
+        return [self._run(part, number) for number in range(len(self._catalogues[part].first_pages))]
+
+    def run_count(self, part: int) -> int:
+        """How many runs a partition has."""
+        return len(self._catalogues[part].first_pages)
+
+    def levels(self, part: int) -> list[int]:
+        """How often each run has been merged."""
+        found = self._catalogues[part]
         return [
-            [
-                Run(self._segment(part, departed), departed, found.first_ordinal(run), tuple(found.run_ends(run)))
-                for run, departed in enumerate(found.departed)
-            ]
-            for part, found in enumerate(self._catalogues)
+            0 if departed >= 0 else found.merged[found.start(page)].level
+            for departed, page in zip(found.departed, found.first_pages, strict=True)
         ]
 
-    def _segment(self, part: int, departed: int) -> str:
-        return f"{self._prefix}-{part}-{departed}"
+    def _run(self, part: int, number: int) -> Run:
+        found = self._catalogues[part]
+        low, high = found.pages_of(number)
+        first, departed = found.start(low), found.departed[number]
+        ends = tuple(end - first for end in found.page_ends[low:high])
+        if departed >= 0:
+            return Run((high - low,), departed, first, ends)
+        merged = found.merged[first]
+        return Run(merged.pages_by_segment, merged.made_at, first, ends, merged.level)
+
+    def segment(self, part: int, made_at: int, number: int | None = None) -> str:
+        """The name of the segment of a flush, or of one of the segments of a merged run."""
+        return f"{self._prefix}-{part}-{made_at}" + ("" if number is None else f"-merged-{number}")
 
     @property
     def total_rows(self) -> int:
         """All rows on disk."""
         return sum(self.rows)
 
-    def flush(self, table: SideTable, part: int, tick: int, page_bytes: int) -> None:
+    def flush(self, table: SideTable, part: int, tick: int, page_bytes: int, by_hash: bool = False) -> None:
         """Move a partition's rows from the table to a new run; nothing has changed if the disk refuses."""
-        ends = write_rows(self._store, self._segment(part, tick), table, table.rows_of(part), page_bytes)
-        self._meter.pages_written += len(ends)
-        self._meter.seeks += 1
+        rows = table.rows_of(part)
+        if by_hash:
+            rows = rows[np.argsort(table.hashes(rows), kind="stable")]
+        ends = write_rows(self._store, self.segment(part, tick), table, rows, page_bytes)
+        self.wrote(len(ends))
         table.drop(part)
-        size = _ENTRY_BYTES * (1 + len(ends))
+        size = 2 * _ENTRY_BYTES + _PAGE_BYTES * len(ends)
         if not self._claim.try_grow(size):
             table.trim(size)
             self._claim.grow(size)
-        self._catalogues[part].add(tick, ends)
+        self._catalogues[part].add_flush(tick, ends)
         self.rows[part] += ends[-1]
+
+    def wrote(self, pages: int) -> None:
+        """Count pages that were written one after the other."""
+        self._meter.pages_written += pages
+        self._meter.seeks += 1
 
     def pages(self, part: int) -> int:
         """How many pages a partition has."""
         return len(self._catalogues[part].page_ends)
 
-    def read(self, part: int, ordinal: int, stop: int | None = None) -> Page:
-        """The rows from an ordinal to the end of its page, or to `stop`."""
+    def read(self, part: int, position: int, stop: int | None = None) -> Page:
+        """The rows from a position to the end of its page, or to `stop`."""
         found = self._catalogues[part]
-        page = int(np.searchsorted(found.page_ends, ordinal, side="right"))
-        page_start = found.page_ends[page - 1] if page else 0
-        run = found.page_runs[page]
-        number, departed = page - found.first_pages[run], found.departed[run]
-        segment = self._segment(part, departed)
-        if self._open is None or self._open.name != segment:
-            self.release()
-            self._open = Segment.open(self._store, segment)
-        batch = self._open.read_page(number)
-        if self._last_read != (segment, number):
+        place = bisect_right(found.page_ends, position)
+        number = bisect_right(found.first_pages, place) - 1
+        page = self.read_page(part, self._run(part, number), place - found.first_pages[number])
+        start = position - found.start(place)
+        end = len(page) if stop is None else min(len(page), start + max(0, stop - position))
+        return page.slice(start, end - start)
+
+    def read_page(self, part: int, run: Run, number: int) -> Page:
+        """A page of a run."""
+        place = bisect_right(run.pages_by_segment, number)
+        name = self.segment(part, run.made_at, place if run.level else None)
+        inside = number - (run.pages_by_segment[place - 1] if place else 0)
+        if name not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[name] = Segment.open(self._store, name)
+        batch = self._open[name].read_page(inside)
+        if self._last_read != (name, inside):
             self._meter.pages_read += 1
-            self._meter.seeks += self._last_read != (segment, number - 1)
-            self._last_read = (segment, number)
-        batch = batch.slice(ordinal - page_start, None if stop is None else max(0, stop - ordinal))
-        return Page.of(batch, ordinal, departed)
+            self._meter.seeks += self._last_read != (name, inside - 1)
+            self._last_read = (name, inside)
+        return Page.of(batch, run.first_ordinal + run.page_start(number), run.departed, run.level > 0)
 
     def release(self) -> None:
-        """Unmap the segment that was read last."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-            self._last_read = None
+        """Unmap what was read."""
+        for segment in self._open.values():
+            segment.close()
+        self._open.clear()
+        self._last_read = None
 
     def departures(self, part: int, ordinals: Int64) -> Int64:
         """When rows left memory, by their ordinals."""
         found = self._catalogues[part]
-        pages = np.searchsorted(found.page_ends, ordinals, side="right")
-        departed: Int64 = np.asarray(found.departed)[np.asarray(found.page_runs)[pages]]
+        departed: Int64 = np.asarray(found.flush_ticks)[np.searchsorted(found.flush_firsts, ordinals, side="right") - 1]
         return departed
+
+    def stay(self, part: int, page: Page, rows: Int32) -> Stay:
+        """When some rows of a page were in memory."""
+        if page.merged is None:
+            ordinals = page.first_ordinal + rows.astype(np.int64)
+            departed = np.full(len(rows), page.departed)
+        else:
+            ordinals = page.merged[rows]
+            departed = self.departures(part, ordinals)
+        return Stay(page.ticks[rows], departed, ordinals, page.hashes[rows])
+
+    def stretches(self, part: int, start: int, stop: int) -> list[Stretch]:
+        """The rows from one position to another, in words that stay true when runs are merged: three at most."""
+        found: list[Stretch] = []
+        for run in self.runs(part):
+            low, high = max(start, run.first_ordinal), min(stop, run.end)
+            if low >= high:
+                continue
+            if run.level and high - low < run.rows:
+                since = {"since": self._standing(part, low)} if low > run.first_ordinal else {}
+                until = {"until": self._standing(part, high)} if high < run.end else {}
+                found.append(Stretch(run.first_ordinal, run.end, **since, **until))
+            elif found and found[-1] == Stretch(found[-1].low, low):
+                found[-1] = Stretch(found[-1].low, high)
+            else:
+                found.append(Stretch(low, high))
+        return found
+
+    def _standing(self, part: int, position: int) -> tuple[int, int]:
+        page = self.read(part, position, position + 1)
+        return int(page.hashes[0]), int(page.ordinals[0])
+
+    def try_claim(self, part: int, first: int, count: int, merged: Run) -> bool:
+        """Claim what the entry of a merged run takes more than those of the runs it is to stand for."""
+        return self._claim.try_grow(max(0, self._growth(part, first, count, merged)))
+
+    def replace(self, part: int, first: int, count: int, merged: Run) -> list[str]:
+        """Let one run stand for some neighbours; its entry is claimed already. Returns their segments, for removal."""
+        names = self._segments_of(part, first, first + count)
+        self._claim.shrink(max(0, -self._growth(part, first, count, merged)))
+        self._catalogues[part].replace(first, count, merged)
+        self._close(names)
+        return names
+
+    def _growth(self, part: int, first: int, count: int, merged: Run) -> int:
+        replaced = [self._run(part, run) for run in range(first, first + count)]
+        pages = len(merged.page_ends) - sum(len(run.page_ends) for run in replaced)
+        entries = _merged_bytes(merged) - sum(_merged_bytes(run) for run in replaced if run.level)
+        return _PAGE_BYTES * pages + _ENTRY_BYTES * (1 - count) + entries
 
     def drop(self, part: int) -> list[str]:
         """Forget a partition; returns its segments, for the caller to remove."""
-        found, self._catalogues[part] = self._catalogues[part], _Catalogue()
+        names = self._segments_of(part)
+        self._claim.shrink(self._catalogues[part].nbytes)
+        self._catalogues[part] = _Catalogue()
         self.rows[part] = 0
-        self._claim.shrink(found.nbytes)
-        self.release()
-        return [self._segment(part, departed) for departed in found.departed]
+        self._close(names)
+        return names
 
-    def to_state(self) -> list[list[list[Any]]]:
-        """The catalogue for a snapshot: each run's departure and pages."""
+    def _close(self, names: list[str]) -> None:
+        for name in names:
+            if name in self._open:
+                self._open.pop(name).close()
+        self._last_read = None
+
+    def to_state(self) -> list[dict[str, Any]]:
+        """The catalogue for a snapshot."""
         return [
-            [[departed, found.run_ends(run)] for run, departed in enumerate(found.departed)]
+            {
+                **{name: getattr(found, name).tolist() for name in _ARRAYS},
+                "merged": [
+                    [first, list(run.pages_by_segment), run.made_at, run.level] for first, run in found.merged.items()
+                ],
+            }
             for found in self._catalogues
         ]
 
-    def load(self, state: Sequence[Sequence[Sequence[Any]]]) -> None:
+    def load(self, state: Sequence[dict[str, Any]]) -> None:
         """Take over a snapshot's catalogue."""
-        for part, runs in enumerate(state):
-            for departed, ends in runs:
-                self._claim.grow(_ENTRY_BYTES * (1 + len(ends)))
-                self._catalogues[part].add(departed, ends)
-                self.rows[part] += ends[-1]
+        for part, saved in enumerate(state):
+            found = self._catalogues[part]
+            for name in _ARRAYS:
+                setattr(found, name, array("q", saved[name]))
+            for first, pages, made_at, level in saved["merged"]:
+                found.merged[first] = _Merged(tuple(pages), made_at, level)
+            self._claim.grow(found.nbytes)
+            self.rows[part] = found.rows
+
+    def segments(self) -> list[str]:
+        """The names of all segments."""
+        return [name for part in range(len(self.rows)) for name in self._segments_of(part)]
+
+    def _segments_of(self, part: int, first: int = 0, stop: int | None = None) -> list[str]:
+        found = self._catalogues[part]
+        names = []
+        for departed, page in list(zip(found.departed, found.first_pages, strict=True))[first:stop]:
+            if departed >= 0:
+                names.append(self.segment(part, departed))
+            else:
+                merged = found.merged[found.start(page)]
+                names += [self.segment(part, merged.made_at, i) for i in range(len(merged.pages_by_segment))]
+        return names
 
     def check(self) -> None:
         """Assert that ordinals run through."""
         for part, found in enumerate(self._catalogues):
             assert found.rows == self.rows[part]
-            assert list(found.page_ends) == sorted(set(found.page_ends))
-            assert list(found.departed) == sorted(set(found.departed))
-            assert len(found.page_runs) == len(found.page_ends) and len(found.first_pages) == len(found.departed)
+            for name in ("flush_firsts", "flush_ticks", "first_pages", "page_ends"):
+                values = list(getattr(found, name))
+                assert values == sorted(set(values)), f"{name} ascend"
+            assert len(found.first_pages) == len(found.departed)
+            firsts = [found.start(page) for page in found.first_pages]
+            assert set(firsts) <= set(found.flush_firsts)
+            assert set(found.merged) == {
+                first for first, departed in zip(firsts, found.departed, strict=True) if departed < 0
+            }
+            for run in self.runs(part):
+                assert run.pages_by_segment[-1] == len(run.page_ends)
         assert self._claim.held >= sum(found.nbytes for found in self._catalogues)

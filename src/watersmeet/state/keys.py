@@ -45,7 +45,8 @@ class KeyCodec:
             forms.append(form)
             for side in (0, 1):
                 self._columns[side].append(_column(sources[side], form))
-        self.exact = len(forms) == 1 and forms[0].fits_word
+        self.exact = not forms or (len(forms) == 1 and forms[0].fits_word)
+        self._in_doubles = bool(forms) and forms[0].kind is KeyKind.FLOAT
 
     def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
         """A hash for each row, and which rows can match anything (None: all can).
@@ -67,6 +68,18 @@ class KeyCodec:
         hashes[~valid] = 0
         return hashes, valid
 
+    def words(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+        """A word for each row that is equal for equal keys, and which rows can match anything (None: all can).
+
+        Where one word says everything about a key, its order is that of the values; elsewhere it is the hash.
+        """
+        if not self.exact:
+            return self.hash(side, columns)
+        form, valid = self._columns[side][0].form_of(columns[0])
+        assert not isinstance(form, _Strings), "strings do not fit a word"
+        words = form.view(np.int64)
+        return (hashing.ordered_doubles(words) if self._in_doubles else np.ascontiguousarray(words)), valid
+
     def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask | None:
         """Which pairs of keys, row by row, are truly equal; None if all are. No key may be NULL."""
         equal: Mask | None = None
@@ -74,6 +87,26 @@ class KeyCodec:
             forms = [self._columns[side][i].form_of(columns[side]) for side in (0, 1)]
             equal = _both(equal, _equal_forms(forms[0], forms[1]))
         return equal
+
+
+class DoubleColumn:
+    """A column of numbers as doubles, in words that have the same order.
+
+    >>> words, known = DoubleColumn(pa.int8()).words(pa.array([-1, 0, 1], pa.int8()))
+    >>> words[0] < words[1] < words[2]
+    np.True_
+    """
+
+    def __init__(self, source: pa.DataType) -> None:
+        self._column = _column(source, KeyType(KeyKind.FLOAT))
+
+    def words(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+        """A word for each row, and which rows are neither NULL nor NaN (None: all)."""
+        form, known = self._column.form_of(array)
+        assert not isinstance(form, _Strings), "numbers are not strings"
+        bits = form.view(np.int64)
+        numbers = ~np.isnan(bits.view(np.float64))
+        return hashing.ordered_doubles(bits), _both(known, None if numbers.all() else numbers)
 
 
 @dataclass(frozen=True, slots=True)

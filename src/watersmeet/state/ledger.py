@@ -17,6 +17,10 @@ A pair has been emitted exactly if its rows met in one of three ways:
 1. *together*: both were in memory at one tick;
 2. *visited*: one was in memory when its partition was joined with a stretch of the other's disk that holds the other;
 3. *merged*: both were on disk, within stretches that were joined with each other.
+
+Where runs are sorted and merged, a row keeps its ordinal, but rows no longer lie on disk in that order: they stand in
+the order of (hash, ordinal) within their run. A visit that ends amid a merged run therefore covers the run's ordinals
+as far as a certain (hash, ordinal). Merging does not change that order, so what was covered can be told for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.kernels.history import covered
+from watersmeet.kernels.history import covered, within
 from watersmeet.memory import Reservation
 
 Int64 = NDArray[np.int64]
@@ -37,6 +41,9 @@ Bool = NDArray[np.bool_]
 
 FOREVER = np.iinfo(np.int64).max
 NOT_ON_DISK = -1
+_LEAST = np.iinfo(np.int64).min
+_FIELDS = 7
+_RECTANGLE_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class Stay:
     arrived: Int64
     departed: Int64
     ordinal: Int64
+    hash: Int64 | None = None
+    """Needed where runs are merged."""
 
     @classmethod
     def in_memory(cls, arrived: Int64) -> Stay:
@@ -53,12 +62,22 @@ class Stay:
         return cls(arrived, np.full(len(arrived), FOREVER), np.full(len(arrived), NOT_ON_DISK))
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows on disk: some ordinals, and of them those that stand from one (hash, ordinal) on and before another."""
+
+    low: int
+    high: int
+    since: tuple[int, int] = (_LEAST, _LEAST)
+    until: tuple[int, int] = (FOREVER, FOREVER)
+
+
 class _History:
-    """Ticks at which a memory partition was joined with ordinals [low, high) of the other side's disk."""
+    """Ticks at which a memory partition was joined with stretches of the other side's disk."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._entries = np.empty((3, 0), np.int64)
+        self._entries = np.empty((_FIELDS, 0), np.int64)
 
     def try_reserve(self, count: int, claim: Reservation) -> bool:
         """Have room for so many more entries, doubling it where there is none."""
@@ -66,13 +85,13 @@ class _History:
         if self.count + count <= room:
             return True
         more = max(4, room, count)
-        if not claim.try_grow(more * self._entries.itemsize * 3):
+        if not claim.try_grow(more * self._entries.itemsize * _FIELDS):
             return False
-        self._entries = np.concatenate([self._entries, np.empty((3, more), np.int64)], axis=1)
+        self._entries = np.concatenate([self._entries, np.empty((_FIELDS, more), np.int64)], axis=1)
         return True
 
-    def add(self, tick: int, low: int, high: int) -> None:
-        self._entries[:, self.count] = tick, low, high
+    def add(self, entry: Sequence[int]) -> None:
+        self._entries[:, self.count] = entry
         self.count += 1
 
     @property
@@ -81,7 +100,7 @@ class _History:
 
     def drop(self, claim: Reservation) -> None:
         claim.shrink(self._entries.nbytes)
-        self.count, self._entries = 0, np.empty((3, 0), np.int64)
+        self.count, self._entries = 0, np.empty((_FIELDS, 0), np.int64)
 
 
 class Ledger:
@@ -90,26 +109,46 @@ class Ledger:
     def __init__(self, partitions: int, claim: Reservation) -> None:
         self._claim = claim
         self._visits = [[_History() for _ in range(partitions)] for _ in (0, 1)]
-        self._merged: list[tuple[int, int]] = [(0, 0)] * partitions
+        self._merged = [np.empty((0, 4), np.int64) for _ in range(partitions)]
+        self._reserved = 0
 
     def try_reserve(self, side: int, part: int, count: int = 1) -> bool:
         """Claim memory for more visits; without it no visit may begin."""
         return self._visits[side][part].try_reserve(count, self._claim)
 
-    def record_visit(self, side: int, part: int, tick: int, low: int, high: int) -> None:
-        """Memory of `side` at `tick` has now met the other side's ordinals [low, high)."""
-        if high > low:
-            self._visits[side][part].add(tick, low, high)
+    def record_visit(self, side: int, part: int, tick: int, stretch: Stretch) -> None:
+        """Memory of `side` at `tick` has now met a stretch of the other side's disk."""
+        if stretch.high > stretch.low:
+            self._visits[side][part].add((tick, stretch.low, stretch.high, *stretch.since, *stretch.until))
 
-    def record_merge(self, part: int, left_rows: int, right_rows: int) -> None:
-        """The first `left_rows` ordinals of the left disk have now met the first `right_rows` of the right disk."""
-        self._merged[part] = (left_rows, right_rows)
+    def try_reserve_merge(self) -> bool:
+        """Claim memory for one more merge; without it none may begin."""
+        if not self._reserved and self._claim.try_grow(_RECTANGLE_BYTES):
+            self._reserved = 1
+        return self._reserved > 0
+
+    def record_merge(self, part: int, left: tuple[int, int], right: tuple[int, int]) -> None:
+        """These ordinals [low, high) of the left disk have now met those of the right disk."""
+        assert self._reserved
+        before = self._merged[part]
+        contained = (left[0] <= before[:, 0]) & (before[:, 1] <= left[1])
+        contained &= (right[0] <= before[:, 2]) & (before[:, 3] <= right[1])
+        self._merged[part] = np.vstack([before[~contained], np.array([[*left, *right]], np.int64)])
+        self._reserved = 0
+        self._claim.shrink(_RECTANGLE_BYTES * int(np.count_nonzero(contained)))
+
+    def all_merged(self, part: int, left_rows: int, right_rows: int) -> bool:
+        """Whether every row among the first so many ordinals of each side has met every one of the other's."""
+        held = self._merged[part]
+        whole = (held[:, 0] == 0) & (held[:, 1] >= left_rows) & (held[:, 2] == 0) & (held[:, 3] >= right_rows)
+        return not left_rows or not right_rows or bool(whole.any())
 
     def drop(self, part: int) -> None:
         """Forget a partition."""
         for side in (0, 1):
             self._visits[side][part].drop(self._claim)
-        self._merged[part] = (0, 0)
+        self._claim.shrink(_RECTANGLE_BYTES * len(self._merged[part]))
+        self._merged[part] = np.empty((0, 4), np.int64)
 
     def fresh(self, part: int, left: Stay, right: Stay) -> Bool:
         """Which pairs have not been emitted."""
@@ -129,40 +168,61 @@ class Ledger:
         """A visit fell into the stay of the row in memory, and its stretch of disk holds the other."""
         met = np.zeros(len(memory.arrived), np.bool_)
         if visits.shape[1]:
-            covered(visits, memory.arrived, memory.departed, disk.ordinal, met)
+            hashes = np.zeros(len(met), np.int64) if disk.hash is None else disk.hash
+            covered(visits, memory.arrived, memory.departed, disk.ordinal, hashes, met)
         return met
 
     @staticmethod
-    def merged(stretch: tuple[int, int], left: Stay, right: Stay) -> Bool:
-        """Both lie on disk within the stretches that were joined with each other."""
-        on_disk = (left.ordinal >= 0) & (right.ordinal >= 0)
-        return on_disk & (left.ordinal < stretch[0]) & (right.ordinal < stretch[1])
+    def merged(rectangles: Int64, left: Stay, right: Stay) -> Bool:
+        """Both lie on disk within stretches that were joined with each other."""
+        met = np.zeros(len(left.arrived), np.bool_)
+        if len(rectangles):
+            within(rectangles, left.ordinal, right.ordinal, met)
+        return met
 
     def to_state(self) -> dict[str, Any]:
         """The ledger for a snapshot."""
         return {
             "visits": [[history.entries.tolist() for history in side] for side in self._visits],
-            "merged": [list(stretch) for stretch in self._merged],
+            "merged": [rectangles.tolist() for rectangles in self._merged],
+            "reserved": self._reserved,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a snapshot's ledger."""
         for side, histories in enumerate(state["visits"]):
             for part, entries in enumerate(histories):
-                for tick, low, high in zip(*entries, strict=True):
+                for entry in zip(*entries, strict=True):
                     if not self.try_reserve(side, part):
-                        raise BudgetError(
-                            "the snapshot's history does not fit; allow as much memory as when it was taken"
-                        )
-                    self.record_visit(side, part, tick, low, high)
-        self._merged = [(left, right) for left, right in state["merged"]]
+                        raise _does_not_fit()
+                    self._visits[side][part].add(entry)
+        for part, rectangles in enumerate(state["merged"]):
+            if not self._claim.try_grow(_RECTANGLE_BYTES * len(rectangles)):
+                raise _does_not_fit()
+            self._merged[part] = np.array(rectangles, np.int64).reshape(-1, 4)
+        if state["reserved"] and not self.try_reserve_merge():
+            raise _does_not_fit()
 
     def check(self, clock: int, disk_rows: Sequence[Sequence[int]]) -> None:
         """Assert that nothing is recorded of the future or beyond what is on disk."""
         for side in (0, 1):
             for part, history in enumerate(self._visits[side]):
-                ticks, low, high = history.entries
+                ticks, low, high = history.entries[:3]
                 assert (np.diff(ticks) >= 0).all() and (ticks <= clock).all()
                 assert (low >= 0).all() and (low < high).all() and (high <= disk_rows[1 - side][part]).all()
-        for part, stretch in enumerate(self._merged):
-            assert stretch[0] <= disk_rows[0][part] and stretch[1] <= disk_rows[1][part]
+        for part, rectangles in enumerate(self._merged):
+            assert (rectangles[:, 0] < rectangles[:, 1]).all() and (rectangles[:, 2] < rectangles[:, 3]).all()
+            assert (rectangles[:, 1] <= disk_rows[0][part]).all() and (rectangles[:, 3] <= disk_rows[1][part]).all()
+
+
+class FlushLedger(Ledger):
+    """Of a join whose rows do not meet as they arrive, but all at once, right before they leave memory together."""
+
+    @staticmethod
+    def together(left: Stay, right: Stay) -> Bool:
+        """Both left memory at one tick: their runs have the same number."""
+        return np.equal(left.departed, right.departed)
+
+
+def _does_not_fit() -> BudgetError:
+    return BudgetError("the snapshot's history does not fit; allow as much memory as when it was taken")

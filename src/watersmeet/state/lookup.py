@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.core.cost import Meter
 from watersmeet.state.pairs import Between, PairBuffer
-from watersmeet.state.side import Probe, SideTable
+from watersmeet.state.side import Probe
 
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
+
+
+class Index(Protocol):
+    """Where rows are looked up: a table in memory, or a sorted page."""
+
+    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
+        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
+        visited.
+        """
+        ...
 
 
 class Lookup:
@@ -25,7 +36,7 @@ class Lookup:
     def __init__(
         self,
         probe: Probe,
-        table: SideTable,
+        table: Index,
         between: Between,
         fresh: Callable[[Int32, Int32], Bool] | None = None,
     ) -> None:

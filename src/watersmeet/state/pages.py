@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,14 +30,26 @@ class Page:
     columns: list[pa.Array]
     first_ordinal: int
     departed: int
+    merged: Int64 | None = None
+    """The ordinals, where they do not simply count on from the first: on pages of merged runs."""
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, first_ordinal: int = -1, departed: int = -1) -> Page:
+    def of(cls, batch: pa.RecordBatch, first_ordinal: int = -1, departed: int = -1, merged: bool = False) -> Page:
         """A page from the batch that was written."""
-        return cls(batch.column(0).to_numpy(), batch.column(1).to_numpy(), batch.columns[2:], first_ordinal, departed)
+        hashes, ticks = batch.column(0).to_numpy(), batch.column(1).to_numpy()
+        if merged:
+            return cls(hashes, ticks, batch.columns[3:], first_ordinal, departed, batch.column(2).to_numpy())
+        return cls(hashes, ticks, batch.columns[2:], first_ordinal, departed)
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    @property
+    def ordinals(self) -> Int64:
+        """Each row's ordinal."""
+        if self.merged is not None:
+            return self.merged
+        return np.arange(self.first_ordinal, self.first_ordinal + len(self))
 
     def slice(self, start: int, count: int) -> Page:
         """Some of its rows."""
@@ -47,13 +59,20 @@ class Page:
             [column.slice(start, count) for column in self.columns],
             self.first_ordinal + start,
             self.departed,
+            None if self.merged is None else self.merged[start : start + count],
         )
+
+
+def page_schema(types: Sequence[pa.DataType], merged: bool = False) -> pa.Schema:
+    """The columns of a page."""
+    ordinal = [("ordinal", pa.int64())] if merged else []
+    columns = [(f"c{i}", type_) for i, type_ in enumerate(types)]
+    return pa.schema([("hash", pa.int64()), ("tick", pa.int64()), *ordinal, *columns])
 
 
 def write_rows(store: Store, name: str, table: SideTable, rows: Int32, page_bytes: int) -> tuple[int, ...]:
     """Write rows of a table as a segment; returns the rows up to the end of each page. Whole or not at all."""
-    fields = [("hash", pa.int64()), ("tick", pa.int64()), *((f"c{i}", type_) for i, type_ in enumerate(table.types))]
-    schema = pa.schema(fields)
+    schema = page_schema(table.types)
     writer = SegmentWriter(store, name, schema)
     ends: list[int] = []
     try:

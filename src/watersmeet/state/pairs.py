@@ -109,6 +109,11 @@ class PairBuffer:
                 count = int(np.count_nonzero(equal))
         if self._spec.output is Output.COUNTS or not count:
             return None, count
+        if equal is not None:  # Arrow cannot filter every type, but every type can be gathered
+            arrays = [
+                {column: plan.original(column, source.gather(column, numbers[equal])) for column in plan.outputs}
+                for (source, numbers), plan in zip(sides, self._plans, strict=True)
+            ]
         columns = [arrays[side][column] for side in (0, 1) for column in self._plans[side].outputs]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
-        return (batch if equal is None else batch.filter(pa.array(equal))), count
+        return batch, count

@@ -37,7 +37,7 @@ class RowPlan:
     they are equal, and the row's number where pairs of numbers are asked for.
     """
 
-    def __init__(self, spec: JoinSpec, side: int, exact_hash: bool) -> None:
+    def __init__(self, spec: JoinSpec, side: int, exact_hash: bool, also_verified: Sequence[str] = ()) -> None:
         schema = spec.input(side)
         key_columns = [schema.get_field_index(name) for name in spec.keys(side)]
         outputs = {
@@ -45,7 +45,7 @@ class RowPlan:
             Output.PAIRS: [_NUMBER],
             Output.COUNTS: [],
         }[spec.output]
-        verified = [] if exact_hash else key_columns
+        verified = ([] if exact_hash else key_columns) + [schema.get_field_index(name) for name in also_verified]
         self._sources = list(dict.fromkeys([*outputs, *verified]))
         self._originals = [pa.int64() if i == _NUMBER else schema.field(i).type for i in self._sources]
         self.types = [stored_type(type_) for type_ in self._originals]
@@ -56,7 +56,7 @@ class RowPlan:
         self.outputs = [self._sources.index(i) for i in outputs]
         """Which stored columns form this side's part of the output."""
         self.keys = [self._sources.index(i) for i in verified]
-        """Which stored columns prove equality; none if the hash does."""
+        """Which stored columns prove a match; none if the hash does."""
         self._key_columns = key_columns
 
     def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -86,6 +86,11 @@ class TableRows:
         self._table = table
         self._rows = rows
         self._last: tuple[Int32, Int32] | None = None
+
+    @property
+    def numbers(self) -> Int32:
+        """The rows' numbers in the table."""
+        return self._rows
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         return self._table.gather(column, self._in_table(rows))

@@ -207,9 +207,9 @@ class SideTable:
         self._index_claim.shrink(before)
 
     def close_block(self, part: int) -> None:
-        """Let the partition's next row begin a new block."""
+        """Let the partition's next row begin a new block; harmless when repeated."""
         tail = self._tails[part]
-        if tail >= 0:
+        if tail >= 0 and not self._filled[tail]:
             self._filled[tail] = self._used[part]
             self._used[part] = self.layout.block_rows
 

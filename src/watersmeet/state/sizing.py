@@ -15,7 +15,7 @@ _MIB = 1024 * 1024
 _LEAST_BLOCKS = 24
 _LEAST_BLOCK_ROWS = 8
 _LEAST_CHUNK = 256
-_LEAST_BUFFERS = 20 * _KIB
+_LEAST_BUFFERS = 22 * _KIB
 
 
 @dataclass(frozen=True, slots=True)

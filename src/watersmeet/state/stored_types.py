@@ -7,8 +7,9 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,15 +35,25 @@ def _nested(type_: pa.DataType) -> pa.DataType:
     """A nested type whose values inside are plain; any other type as it is."""
     if pa.types.is_struct(type_):
         return pa.struct([_plain(type_.field(i)) for i in range(type_.num_fields)])
+    if pa.types.is_union(type_):
+        fields = [_plain(type_.field(i)) for i in range(type_.num_fields)]
+        return pa.union(fields, type_.mode, type_.type_codes)
     if pa.types.is_map(type_):
         return pa.map_(_plain(type_.key_field), _plain(type_.item_field), type_.keys_sorted)
     if pa.types.is_fixed_size_list(type_):
         return pa.list_(_plain(type_.value_field), type_.list_size)
-    if pa.types.is_large_list(type_):
-        return pa.large_list(_plain(type_.value_field))
-    if pa.types.is_list(type_):
-        return pa.list_(_plain(type_.value_field))
+    for is_list, make in _LISTS:
+        if is_list(type_):
+            return make(_plain(type_.value_field))
     return type_
+
+
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -55,15 +66,22 @@ def to_stored(array: pa.Array) -> pa.Array:
     if isinstance(type_, pa.BaseExtensionType):
         return to_stored(array.storage)
     if pa.types.is_dictionary(type_):
-        return to_stored(array.dictionary_decode())
+        return _picked(to_stored(array.dictionary), array.indices)
     if pa.types.is_run_end_encoded(type_):
-        return to_stored(pc.run_end_decode(array))
+        rows = np.arange(array.offset, array.offset + len(array))
+        runs = np.searchsorted(array.run_ends.to_numpy(), rows, side="right")
+        return _picked(to_stored(array.values), pa.array(runs))
     if type_ == pa.string_view():
         return array.cast(pa.string())
     if type_ == pa.binary_view():
         return array.cast(pa.binary())
     plain = _nested(type_)
-    return array if plain == type_ else array.cast(plain)
+    return array if plain == type_ else _with_children(array, plain, lambda child, _: to_stored(child))
+
+
+def _picked(values: pa.Array, places: pa.Array) -> pa.Array:
+    # Where nothing is valid there need not be any values, though the places under nulls may say so.
+    return values.take(places) if len(values) else pa.nulls(len(places), values.type)
 
 
 def from_stored(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -73,10 +91,39 @@ def from_stored(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if isinstance(type_, pa.BaseExtensionType):
         return type_.wrap_array(from_stored(array, type_.storage_type))
     if pa.types.is_dictionary(type_):
-        return _encode(from_stored(array, type_.value_type), type_)
+        return _encode(array, type_)
     if pa.types.is_run_end_encoded(type_):
-        return pc.run_end_encode(from_stored(array, type_.value_type), run_end_type=type_.run_end_type)
+        return _run_ends(array, type_)
+    if pa.types.is_nested(type_):
+        return _with_children(array, type_, from_stored)
     return array.cast(type_)
+
+
+def _with_children(
+    array: pa.Array, type_: pa.DataType, change: Callable[[pa.Array, pa.DataType], pa.Array]
+) -> pa.Array:
+    """A nested array as the nested type `type_`, which differs in the types inside only; Arrow's cast knows few of
+    them.
+    """
+    if pa.types.is_struct(type_):
+        children = [change(array.field(i), type_.field(i).type) for i in range(type_.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=array.is_null())
+    offset, buffers = array.offset, array.buffers()
+    if pa.types.is_union(type_):
+        children = [change(array.field(i), type_.field(i).type) for i in range(type_.num_fields)]
+        own = [None, buffers[1].slice(offset)]
+        if type_.mode == "dense":
+            own.append(buffers[2].slice(4 * offset))
+        return pa.Array.from_buffers(type_, len(array), own, children=children)
+    if pa.types.is_map(type_):
+        fields = [type_.key_field, type_.item_field]
+        pair = [change(array.keys, type_.key_type), change(array.items, type_.item_type)]
+        children = [pa.StructArray.from_arrays(pair, fields=fields)]
+    else:
+        children = [change(array.values, type_.value_type)]
+    views = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
+    count = 1 if pa.types.is_fixed_size_list(type_) else 3 if views else 2
+    return pa.Array.from_buffers(type_, len(array), buffers[:count], offset=offset, children=children)
 
 
 def put_together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
@@ -107,11 +154,24 @@ def _has_half_dictionary(type_: pa.DataType) -> bool:
 
 
 def _encode(array: pa.Array, type_: pa.DictionaryType) -> pa.Array:
-    plain = to_stored(array)
-    encoded = plain.dictionary_encode()
     try:
-        indices = encoded.indices.cast(type_.index_type)
+        encoded = array.dictionary_encode()
+        indices, values = encoded.indices, encoded.dictionary
+    except pa.ArrowNotImplementedError:  # nested values cannot be told apart: each is an entry of its own
+        indices, values = pa.array(np.arange(len(array))), array
+    try:
+        indices = indices.cast(type_.index_type)
     except pa.ArrowInvalid:
-        raise OverflowError(f"{len(encoded.dictionary)} values cannot be numbered by {type_.index_type}") from None
-    values = from_stored(encoded.dictionary, type_.value_type)
-    return pa.DictionaryArray.from_arrays(indices, values, ordered=type_.ordered)
+        raise OverflowError(f"{len(values)} values cannot be numbered by {type_.index_type}") from None
+    return pa.DictionaryArray.from_arrays(indices, from_stored(values, type_.value_type), ordered=type_.ordered)
+
+
+def _run_ends(array: pa.Array, type_: pa.RunEndEncodedType) -> pa.Array:
+    try:
+        if array.type == type_.value_type:
+            return pc.run_end_encode(array, run_end_type=type_.run_end_type)
+    except pa.ArrowNotImplementedError:
+        pass
+    # Values that Arrow cannot compare are runs of one.
+    ends = pa.array(np.arange(1, len(array) + 1)).cast(type_.run_end_type)
+    return pa.RunEndEncodedArray.from_arrays(ends, from_stored(array, type_.value_type))

@@ -1,0 +1,171 @@
+"""In which common form two columns are compared when their values need only be close.
+
+A band asks for `|l - r| <= width`, the width included. NULL and NaN are close to nothing: `NaN - x` is NaN.
+
+==============================================  ==================================================================
+columns                                         how the difference is taken
+==============================================  ==================================================================
+integers, decimals                              exactly, in units of the larger scale
+dates, timestamps, times of day, durations      exactly, in ticks of the finer unit; the width is a duration
+a float with any number                         both as doubles: `abs(l - r) <= width` in double arithmetic
+==============================================  ==================================================================
+
+A width written as a float beside exact numbers means the number as it is written: 0.05 is five hundredths. With doubles
+`inf - inf` is NaN, so infinities are not close to each other. Times of day do not wrap around at midnight.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyarrow import types
+
+from watersmeet.core.errors import SpecError
+from watersmeet.core.keys import plain_type
+
+Width: TypeAlias = "int | float | Decimal | timedelta"
+
+NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_DAY = 86_400 * 10**9
+_UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
+"""Microseconds."""
+_WORD = 1 << 63
+_WITHOUT_LIMIT = 1 << 1100
+"""Wider than the difference of any two exact numbers."""
+_EXACTLY = Context(prec=2000, rounding=ROUND_FLOOR)
+
+
+@dataclass(frozen=True, slots=True)
+class BandForm:
+    """The common form of two columns in a band.
+
+    >>> form = common_band_form(pa.decimal128(9, 2), pa.int16(), 0.055)
+    >>> form.width, form.factors
+    (5, (1, 100))
+    """
+
+    width: int | float
+    """In units; a double if the difference is taken in doubles."""
+    factors: tuple[int, int] = (1, 1)
+    """How many units the stored integer of each side counts for."""
+    in_doubles: bool = False
+    biased: bool = False
+    """Both columns are of unsigned words: 2^63 is taken off, so that they fit signed ones."""
+    outgrows_word: bool = False
+    """Whether a value may need more than 64 bits."""
+    nothing: bool = False
+    """One of the columns holds nothing but NULL."""
+
+
+def common_band_form(left: pa.DataType, right: pa.DataType, width: Width) -> BandForm | None:
+    """The form in which two columns are compared, or None if they, or the width, do not go together.
+
+    >>> common_band_form(pa.timestamp("s"), pa.timestamp("ms"), timedelta(minutes=1)).width
+    60000
+    >>> common_band_form(pa.timestamp("s"), pa.timestamp("ms"), 5) is None
+    True
+    """
+    (left, _), (right, _) = plain_type(left), plain_type(right)
+    if types.is_null(left) or types.is_null(right):
+        return BandForm(0, nothing=True)
+    if _is_number(left) and _is_number(right):
+        return None if isinstance(width, timedelta) else _numbers(left, right, width)
+    kind = _time_kind(left)
+    if kind is None or kind != _time_kind(right) or not isinstance(width, timedelta):
+        return None
+    sizes = _tick(left), _tick(right)
+    unit = min(sizes)
+    factors = (sizes[0] // unit, sizes[1] // unit)
+    outgrows = any(
+        (1 << (type_.bit_width - 1)) * factor > _WORD for type_, factor in zip((left, right), factors, strict=True)
+    )
+    return BandForm(nanoseconds(width) // unit, factors, outgrows_word=outgrows)
+
+
+def parse_width(text: str) -> Width:
+    """A width from words: a number, or a number and a unit of time.
+
+    >>> parse_width("0.05"), parse_width("90 s"), parse_width("1.5h")
+    (Decimal('0.05'), datetime.timedelta(seconds=90), datetime.timedelta(seconds=5400))
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", text)
+    unit = _UNITS.get(match[2]) if match else None
+    if match is None or (match[2] and unit is None):
+        raise SpecError(f"width {text!r} is not understood; write a number such as 0.05, or a time such as '90 s'")
+    number = Decimal(match[1])
+    if unit is None:
+        return int(number) if number == number.to_integral_value() else number
+    return timedelta(microseconds=int(number * unit))
+
+
+def nanoseconds(width: timedelta) -> int:
+    """A duration without rounding."""
+    whole = (width.days * 86_400 + width.seconds) * 10**6 + width.microseconds
+    return whole * 1000 + int(getattr(width, "nanoseconds", 0))  # pandas counts those, too
+
+
+def _numbers(left: pa.DataType, right: pa.DataType, width: int | float | Decimal) -> BandForm:
+    if types.is_floating(left) or types.is_floating(right):
+        return BandForm(_as_double(width), in_doubles=True)
+    scale = max(_scale(left), _scale(right))
+    factors = (10 ** (scale - _scale(left)), 10 ** (scale - _scale(right)))
+    units = _in_units(width, scale)
+    if types.is_uint64(left) and types.is_uint64(right):
+        return BandForm(units, factors, biased=True)
+    outgrows = any(_reach(type_) * factor > _WORD for type_, factor in zip((left, right), factors, strict=True))
+    return BandForm(units, factors, outgrows_word=outgrows)
+
+
+def _as_double(width: int | float | Decimal) -> float:
+    try:
+        return float(width)
+    except OverflowError:
+        return math.inf
+
+
+def _in_units(width: int | float | Decimal, scale: int) -> int:
+    """The largest number of units of 10 to the power of minus `scale` that is not wider."""
+    if isinstance(width, int):
+        return int(width * 10**scale) if scale >= 0 else width // int(10**-scale)
+    exact = width if isinstance(width, Decimal) else Decimal(repr(float(width)))
+    if exact.is_infinite():
+        return _WITHOUT_LIMIT
+    return int(_EXACTLY.to_integral_value(_EXACTLY.scaleb(exact, scale)))
+
+
+def _reach(number: pa.DataType) -> int:
+    """A bound of a type's absolute values."""
+    if types.is_decimal(number):
+        return int(10**number.precision)
+    return int(1 << (number.bit_width - types.is_signed_integer(number)))
+
+
+def _scale(number: pa.DataType) -> int:
+    return int(number.scale) if types.is_decimal(number) else 0
+
+
+def _is_number(plain: pa.DataType) -> bool:
+    return bool(types.is_integer(plain) or types.is_floating(plain) or types.is_decimal(plain))
+
+
+def _time_kind(plain: pa.DataType) -> str | None:
+    if types.is_date(plain):
+        return "naive"
+    if types.is_timestamp(plain):
+        return "naive" if plain.tz is None else "zoned"
+    if types.is_time(plain):
+        return "time"
+    return "duration" if types.is_duration(plain) else None
+
+
+def _tick(plain: pa.DataType) -> int:
+    """Nanoseconds that the stored integer counts."""
+    if types.is_date32(plain):
+        return _DAY
+    return NANOSECONDS["ms" if types.is_date64(plain) else plain.unit]

@@ -1,0 +1,270 @@
+"""What joins that merge sorted runs have in common: merging operations that give way to arrivals, and the clean-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.progressive import Task
+from watersmeet.joins.spilling import SpillingJoin
+from watersmeet.memory import format_bytes
+from watersmeet.policies.flush import FlushPolicy
+from watersmeet.spill.store import Store
+from watersmeet.state.disk import DiskSide, Run
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.merging import Group, Merge, group_to_merge
+from watersmeet.state.sorted_runs import RunWriter
+
+_LEAST_FAN_IN = 2
+_MOST_FAN_IN = 8
+_MOST_FAN_IN_AT_LAST = 64
+_SMALL = 1 << 20
+"""Below this budget the windows of a merge are smaller."""
+_SLACK = 4096
+"""Bytes left free for the records of what is merged with all memory."""
+_LEAST_PAGE = 2048
+_LEAST_CATALOGUE = 12 * 1024
+"""So much memory for the records of runs, that merging them, which makes them fewer, can begin."""
+UNIT_OF_WORK = 4096
+"""Fuel of a task that arrivals have to wait for."""
+
+
+def _pages_of_merge(fan_in: int, window_pages: int) -> int:
+    """Pages in memory during a merge: one of each run, and of each side those of a window and one on its way out."""
+    return 2 * (fan_in + window_pages + 1)
+
+
+class MergingJoin(SpillingJoin):
+    """A progressive join whose runs are sorted, and merged with their pairs found on the way."""
+
+    sorted_runs: ClassVar[bool] = True
+
+    def __init__(self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str, prompt: bool) -> None:
+        least = self.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
+            )
+        super().__init__(spec, memory, store, flush)
+        eighth = memory // 8 // self.sizing.page_bytes
+        self.fan_in = max(_LEAST_FAN_IN, min(eighth // 2 - 1, _MOST_FAN_IN))
+        self._window_pages = 1 if memory < _SMALL else 2
+        self.rows_buffered = 3 + self.fan_in + self._window_pages
+        self._merge_buffers = self.budget.reservation("merge buffers")
+        self._merge_buffers.grow(_pages_of_merge(self.fan_in, self._window_pages) * self.sizing.page_bytes)
+        self._prompt = prompt
+        self._suspended: MergeTask | None = None
+        self._to_clean: list[int] | None = None
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        return super().least_memory(spec) + _pages_of_merge(_LEAST_FAN_IN, 1) * _LEAST_PAGE + _LEAST_CATALOGUE
+
+    # --- merging ---
+
+    def unmerged(self, part: int) -> bool:
+        """Whether rows on both sides' disks may not have met each other."""
+        return not self.ledger.all_merged(part, self.disks[0].rows[part], self.disks[1].rows[part])
+
+    def may_merge(self) -> bool:
+        """Whether there is memory to remember a merge."""
+        return self.ledger.try_reserve_merge()
+
+    def begin_merge(self, part: int) -> MergeTask:
+        """The next merging operation on a partition; `may_merge` was asked."""
+        self.clock += 1
+        fan_in, window_pages = self._all_memory(part) if all(self._closed) else (self.fan_in, self._window_pages)
+        groups = [group_to_merge(disk.levels(part), fan_in) for disk in self.disks]
+        # The last operation of the clean-up meets everything and so need not write anything.
+        last = all(self._closed) and all(
+            count == disk.run_count(part) for disk, (_, count) in zip(self.disks, groups, strict=True)
+        )
+        return self._merge(part, groups, self.clock, last, window_pages)
+
+    def _all_memory(self, part: int) -> tuple[int, int]:
+        """How many runs of each side can be merged at once with all the memory that is free, in windows of how many
+        pages.
+        """
+        wanted = max(disk.run_count(part) for disk in self.disks)
+        spare = max(0, self.budget.free - _SLACK) // self._page_bytes // 2
+        fan_in = max(self.fan_in, min(wanted, self.fan_in + spare, _MOST_FAN_IN_AT_LAST))
+        return fan_in, self._window_pages + max(0, min(spare - (fan_in - self.fan_in), fan_in))
+
+    @property
+    def _page_bytes(self) -> int:
+        """What a page may take, should it consist of the widest row."""
+        return max(self.sizing.page_bytes, *self.pairs.widest)
+
+    def _merge(self, part: int, groups: list[tuple[int, int]], tick: int, last: bool, window_pages: int) -> MergeTask:
+        beyond = max(count for _, count in groups) - self.fan_in + window_pages - self._window_pages
+        more = 2 * max(0, beyond) * self._page_bytes
+        self._merge_buffers.grow(more)
+        left, right = (
+            Group(first, tuple(disk.runs(part)[first : first + count]))
+            for disk, (first, count) in zip(self.disks, groups, strict=True)
+        )
+        writers = [
+            None
+            if last or len(group.runs) == 1
+            else RunWriter(self.store, disk, part, tick, plan.types, self.sizing.page_bytes)
+            for disk, group, plan in zip(self.disks, (left, right), self.plans, strict=True)
+        ]
+        out = (writers[0], writers[1])
+        merge = Merge(self.disks, self.ledger, part, (left, right), out, self.meter, window_pages)
+        return MergeTask(self, merge, tick, last, more)
+
+    def end_merge(self, task: MergeTask) -> None:
+        """Put the merged runs in the place of those they were made of, and record who has met."""
+        merge, part = task.merge, task.merge.part
+        self._merge_buffers.shrink(task.buffers)
+        merge.seal()
+        for disk, group, writer in zip(self.disks, merge.groups, merge.writers, strict=True):
+            if writer is not None:
+                run = writer.run(group.ordinals[0], group.level)
+                self._claim_entry(disk, part, group, run)
+                self.saver.discard(disk.replace(part, group.first, len(group.runs), run))
+        left, right = merge.groups
+        self.ledger.record_merge(part, left.ordinals, right.ordinals)
+        self.merge_ended(part, left.ordinals, right.ordinals)
+
+    def _claim_entry(self, disk: DiskSide, part: int, group: Group, run: Run) -> None:
+        self._insist(lambda: disk.try_claim(part, group.first, len(group.runs), run))
+
+    def _insist(self, claim: Callable[[], bool]) -> None:
+        """Claim memory for the records of a merge, which must not fail."""
+        if not self.secure(claim):
+            raise BudgetError(
+                f"{format_bytes(self.budget.total)} of memory are too little to remember all runs that were spilled; "
+                f"allow more memory"
+            )
+
+    def merge_ended(self, part: int, left: tuple[int, int], right: tuple[int, int]) -> None:
+        """These ordinals of both sides' disks have met."""
+
+    def take_suspended(self) -> Task | None:
+        """The merge that gave way to arrivals, to go on with."""
+        task, self._suspended = self._suspended, None
+        return task
+
+    def _give_way(self, task: Task) -> int:
+        if not self._prompt:
+            return task.work(UNIT_OF_WORK)
+        assert isinstance(task, MergeTask)
+        task.merge.suspend(self.pairs)
+        self._suspended, self._task = task, None
+        return 1
+
+    # --- clean-up ---
+
+    def _clean_up_task(self) -> Task | None:
+        if self._suspended is not None:
+            return self.take_suspended()
+        if self._to_clean is None:
+            self._to_clean = [part for part in range(self.sizing.layout.partitions) if self._bring_to_disk(part)]
+            for table in self.tables:
+                table.trim(self.budget.total)
+        while self._to_clean:
+            part = self._to_clean[0]
+            if self.unmerged(part):
+                self._insist(self.may_merge)
+                return self.begin_merge(part)
+            self.drop_partition(self._to_clean.pop(0))
+        return None
+
+    def _bring_to_disk(self, part: int) -> bool:
+        """Let a partition's rows in memory join its runs, or forget the partition if it has nothing more to give."""
+        on_disk = [disk.rows[part] for disk in self.disks]
+        held = [rows + int(table.part_rows[part]) for rows, table in zip(on_disk, self.tables, strict=True)]
+        if any(on_disk) and all(held):
+            self._flush_partition(part)
+            return True
+        self.drop_partition(part)
+        return False
+
+    def _flush_partition(self, part: int) -> None:
+        for side, table in enumerate(self.tables):
+            if table.part_rows[part]:
+                self.flush(side, part)
+
+    # --- snapshots ---
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for task in (self._task, self._suspended):
+            if isinstance(task, MergeTask):
+                task.abort()
+        self._suspended = None
+        super().close()
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        merges = [task for task in (self._task, self._suspended) if isinstance(task, MergeTask)]
+        for task in merges:
+            task.merge.seal()
+        segments, state = super()._own_state()
+        for task in merges:
+            segments += [name for writer in task.merge.writers if writer is not None for name in writer.segments()]
+        suspended = None if self._suspended is None else self._suspended.to_state()
+        return segments, {**state, "suspended": suspended, "to_clean": self._to_clean}
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        super()._load_own(state)
+        self._to_clean = None if state["to_clean"] is None else list(state["to_clean"])
+        if state["suspended"] is not None:
+            self._suspended = self._load_merge(state["suspended"])
+
+    def _load_task(self, state: dict[str, Any]) -> Task:
+        return self._load_merge(state) if state["kind"] == "merge" else super()._load_task(state)
+
+    def _load_merge(self, state: dict[str, Any]) -> MergeTask:
+        groups = [(first, count) for first, count in state["groups"]]
+        task = self._merge(state["part"], groups, state["tick"], state["last"], state["window_pages"])
+        task.resume(state)
+        return task
+
+
+class MergeTask:
+    """A merging operation as a task of a join."""
+
+    def __init__(self, join: MergingJoin, merge: Merge, tick: int, last: bool, buffers: int) -> None:
+        self.merge = merge
+        self.buffers = buffers
+        """Bytes that it holds beyond what is set aside for merging."""
+        self._join = join
+        self._tick = tick
+        self._last = last
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The look-up at hand."""
+        return self.merge.lookup
+
+    @property
+    def done(self) -> bool:
+        """Whether all pairs were found."""
+        return self.merge.done
+
+    def work(self, fuel: int) -> int:
+        """Go on."""
+        return self.merge.work(self._join.pairs, fuel)
+
+    def finish(self) -> None:
+        """Record what was achieved."""
+        self._join.end_merge(self)
+
+    def abort(self) -> None:
+        """Leave no unfinished run behind."""
+        for writer in self.merge.writers:
+            if writer is not None:
+                writer.abort()
+
+    def to_state(self) -> dict[str, Any]:
+        """The merge for a snapshot."""
+        return {"kind": "merge", "tick": self._tick, "last": self._last, **self.merge.to_state(self._join.pairs)}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self.merge.go_to(state, self._join.pairs)

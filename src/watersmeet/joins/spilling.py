@@ -1,0 +1,129 @@
+"""What progressive joins that spill have in common: runs on disk, the ledger, flushing by a policy."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.policies.flush import FlushPolicy, flush_policy
+from watersmeet.policies.statistics import PartitionStatistics
+from watersmeet.spill.store import Store
+from watersmeet.state.disk import DiskSide
+from watersmeet.state.ledger import FOREVER, Ledger, Stay
+
+Int32 = NDArray[np.int32]
+
+
+_LEAST_HISTORY = 768
+"""Bytes set aside for the history of visits: when all memory is taken by rows, reactive work can still begin."""
+
+
+class SpillingJoin(ProgressiveJoin):
+    """A progressive join whose partitions have a part in memory and runs on disk."""
+
+    sorted_runs: ClassVar[bool] = False
+    """Whether the rows of a run are written in the order of their hashes."""
+
+    def __init__(self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str) -> None:
+        super().__init__(spec, memory, store)
+        partitions = self.sizing.layout.partitions
+        catalogue = self.budget.reservation("catalogue of spilled runs")
+        self.disks = tuple(DiskSide(partitions, store, f"run-{side}", catalogue, self.meter) for side in (0, 1))
+        history = self.budget.reservation("history of visits")
+        history.set_aside(max(_LEAST_HISTORY, memory // 256))
+        self.ledger = Ledger(partitions, history)
+        self.statistics = PartitionStatistics(partitions)
+        self._flush_policy = flush_policy(flush)
+
+    def must_keep(self, side: int) -> bool:
+        """Unless the other input has ended and has nothing on disk."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].total_rows > 0
+
+    def rows_kept(self, side: int, parts: Int32) -> None:
+        """Count arrivals."""
+        self.statistics.arrived(side, np.bincount(parts, minlength=self.sizing.layout.partitions))
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        rows = self._rows_in_memory(spared)
+        if not rows.any():
+            return False
+        for victim in self._flush_policy.victims(rows, self.statistics):
+            # Partitions leave memory whole: what a policy wants of one goes with the rest of it, or stays.
+            whole = int(rows[victim.side, victim.part])
+            if whole and (victim.first or 2 * victim.rows >= whole):
+                self.flush(victim.side, victim.part)
+        return True
+
+    def _rows_in_memory(self, spared: frozenset[tuple[int, int]]) -> NDArray[np.int64]:
+        rows = np.array([table.part_rows for table in self.tables])
+        for side, part in spared:
+            rows[side, part] = 0
+        return rows
+
+    def flush(self, side: int, part: int) -> None:
+        """Move a partition from memory to disk."""
+        self.clock += 1
+        self.disks[side].flush(self.tables[side], part, self.clock, self.sizing.page_bytes, self.sorted_runs)
+        self.gone[side][part] = self.clock
+
+    def _input_closed(self, side: int) -> None:
+        """Rows of the other side that have met all of this input are done with."""
+        self.statistics.ended(side)
+        other = 1 - side
+        for part in range(self.sizing.layout.partitions):
+            if not self.disks[side].rows[part]:
+                self.forget(other, part)
+
+    def drop_partition(self, part: int) -> None:
+        """Forget a partition whose pairs have all been emitted."""
+        for side in (0, 1):
+            self.forget(side, part)
+            self.saver.discard(self.disks[side].drop(part))
+        self.ledger.drop(part)
+
+    def stay_in_table(self, side: int, part: int, rows: Int32) -> Stay:
+        """When rows of a table were in memory: until now, or until they were flushed if they were brought back."""
+        table = self.tables[side]
+        ordinals = table.ordinals(rows)
+        departed = np.full(len(rows), FOREVER)
+        back = ordinals >= 0
+        if back.any():
+            departed[back] = self.disks[side].departures(part, ordinals[back])
+        return Stay(table.ticks(rows), departed, ordinals)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for disk in self.disks:
+            disk.check()
+        self.ledger.check(self.clock, [disk.rows for disk in self.disks])
+        for side, table in enumerate(self.tables):
+            for part in range(self.sizing.layout.partitions):
+                rows = table.rows_of(part)
+                stayed = rows[table.ordinals(rows) < 0]
+                assert (table.ticks(stayed) > self.gone[side][part]).all(), (
+                    "rows in memory arrived after the last flush"
+                )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        for disk in self.disks:
+            disk.release()
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        return [name for disk in self.disks for name in disk.segments()], {
+            "disks": [disk.to_state() for disk in self.disks],
+            "ledger": self.ledger.to_state(),
+            "statistics": self.statistics.to_state(),
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        for disk, saved in zip(self.disks, state["disks"], strict=True):
+            disk.load(saved)
+        self.ledger.load(state["ledger"])
+        self.statistics.load(state["statistics"])

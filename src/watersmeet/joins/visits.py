@@ -1,0 +1,192 @@
+"""A memory partition joined with the other side's runs: the md-task of RPJ, and all that XJoin does in a silence."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.joins.spilling import SpillingJoin
+from watersmeet.state.ledger import Stay
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pages import Page
+from watersmeet.state.pairs import Between
+from watersmeet.state.rows import BatchRows
+from watersmeet.state.side import Probe
+
+Int32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+
+_MOST_ENTRIES = 5
+"""A visit that begins amid a merged run, wraps around, and ends amid another leaves as many."""
+
+
+class PageLookups:
+    """Pages of one side's disk, looked up in the other side's memory."""
+
+    def __init__(self, join: SpillingJoin, probe_side: int, part: int) -> None:
+        self._join = join
+        self._probe_side = probe_side
+        self._part = part
+        self.page: Page | None = None
+        self.lookup: Lookup | None = None
+
+    def open(self, position: int, stop: int) -> None:
+        """Begin with the rows from a position to the end of its page."""
+        join, part = self._join, self._part
+        page = join.disks[self._probe_side].read(part, position, stop)
+        table = join.tables[1 - self._probe_side]
+        self.page = page
+        self.lookup = Lookup(
+            Probe(page.hashes, np.full(len(page), part, np.int32)),
+            table,
+            Between(self._probe_side, BatchRows(page.columns), table),
+            self._fresh,
+        )
+
+    def _fresh(self, probes: Int32, rows: Int32) -> Bool:
+        assert self.page is not None
+        stays: list[Stay] = [
+            self._join.disks[self._probe_side].stay(self._part, self.page, probes),
+            self._join.stay_in_table(1 - self._probe_side, self._part, rows),
+        ]
+        left, right = reversed(stays) if self._probe_side else stays
+        return self._join.ledger.fresh(self._part, left, right)
+
+    @property
+    def rows_done(self) -> int:
+        """How many of the page's rows have met all their matches."""
+        return 0 if self.lookup is None else self.lookup.probe.next
+
+
+class VisitListener(Protocol):
+    """Whoever wants to know how far a visit came."""
+
+    def visit_ended(self, side: int, part: int, covered: int, rows: int) -> None:
+        """Memory of `side` has met `covered` of the `rows` on the other side's disk."""
+        ...
+
+
+class Visits:
+    """Which memory partitions have visited the other side's disk, and where the next visit goes on."""
+
+    def __init__(self, join: SpillingJoin, listener: VisitListener | None = None) -> None:
+        partitions = join.sizing.layout.partitions
+        self._join = join
+        self._listener = listener
+        self._visited_at = np.zeros((2, partitions), np.int64)
+        self._resume_at = np.zeros((2, partitions), np.int64)
+
+    def has_news(self, side: int, part: int) -> bool:
+        """Whether a memory partition has rows that have not met all of the other side's disk."""
+        join = self._join
+        return bool(
+            join.disks[1 - side].rows[part]
+            and join.tables[side].part_rows[part]
+            and join.tables[side].latest_tick(part) > self._visited_at[side, part]
+        )
+
+    def may_begin(self, side: int, part: int) -> bool:
+        """Whether there is memory to remember a visit."""
+        return self._join.ledger.try_reserve(side, part, _MOST_ENTRIES if self._join.sorted_runs else 2)
+
+    def begin(self, side: int, part: int) -> Visit:
+        """A visit that goes on where the last one ended."""
+        self._join.clock += 1
+        start = int(self._resume_at[side, part]) % self._join.disks[1 - side].rows[part]
+        return Visit(self._join, self, side, part, self._join.clock, start)
+
+    def end(self, visit: Visit) -> None:
+        """Record what a visit has covered, and where the next one goes on."""
+        side, part = visit.side, visit.part
+        disk = self._join.disks[1 - side]
+        rows = disk.rows[part]
+        beyond = min(visit.start + visit.covered, rows)
+        wrapped = visit.covered - (beyond - visit.start)
+        for stretch in [*disk.stretches(part, visit.start, beyond), *disk.stretches(part, 0, wrapped)]:
+            self._join.ledger.record_visit(side, part, visit.tick, stretch)
+        self._resume_at[side, part] = wrapped or beyond
+        if visit.covered == rows:
+            self._visited_at[side, part] = visit.tick
+        if self._listener is not None:
+            self._listener.visit_ended(side, part, visit.covered, rows)
+
+    def resumed(self, state: dict[str, Any]) -> Visit:
+        """A visit that a snapshot was taken of."""
+        visit = Visit(self._join, self, state["side"], state["part"], state["tick"], state["start"])
+        self.may_begin(visit.side, visit.part)
+        visit.go_to(state)
+        return visit
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self._visited_at.tolist(), self._resume_at.tolist()]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's state."""
+        self._visited_at, self._resume_at = (np.array(saved, np.int64) for saved in state)
+
+
+class Visit:
+    """A memory partition joined with the other side's disk partition, from some position on, once around."""
+
+    def __init__(self, join: SpillingJoin, visits: Visits, side: int, part: int, tick: int, start: int) -> None:
+        self.side, self.part, self.tick, self.start = side, part, tick, start
+        self._join = join
+        self._visits = visits
+        self._rows = join.disks[1 - side].rows[part]
+        self._pages = PageLookups(join, 1 - side, part)
+        self._before = 0
+        """Rows on the pages before the one at hand."""
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The page at hand."""
+        return self._pages.lookup
+
+    @property
+    def covered(self) -> int:
+        """Rows of the disk that have met all their matches."""
+        return self._before + self._pages.rows_done
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come around."""
+        return self.covered == self._rows
+
+    @property
+    def between_rows(self) -> bool:
+        """Whether it can end here."""
+        return self.lookup is None or self.lookup.between_rows
+
+    def work(self, fuel: int) -> int:
+        """Go on with the page at hand, or with the next."""
+        if self.lookup is None or self.lookup.done:
+            self._open_next(self.covered)
+        assert self.lookup is not None
+        return self.lookup.work(self._join.pairs, fuel, self._join.meter)
+
+    def _open_next(self, covered: int) -> None:
+        self._before = covered
+        position = (self.start + covered) % self._rows
+        self._pages.open(position, self._rows if position >= self.start else self.start)
+
+    def finish(self) -> None:
+        """Record what was covered."""
+        self._visits.end(self)
+
+    def to_state(self) -> dict[str, Any]:
+        """The visit for a snapshot."""
+        place = None if self.lookup is None else self.lookup.place(self._join.pairs)
+        return {
+            "kind": "visit", "side": self.side, "part": self.part, "tick": self.tick, "start": self.start,
+            "before": self._before, "place": place,
+        }  # fmt: skip
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        if state["place"] is not None:
+            self._open_next(state["before"])
+            assert self.lookup is not None
+            self.lookup.resume(self._join.pairs, state["place"])

@@ -1,0 +1,130 @@
+"""DINER's choice of what leaves memory: three regions of values, each judged by the results a row in it has brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+LOWER, MIDDLE, UPPER = 0, 1, 2
+_LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_IN_A_TIE = (UPPER, LOWER, MIDDLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Places in the sorted order: of the rows that leave, and of those that only lose their join bit."""
+
+    leave: Int64
+    cleared: Int64
+
+
+class Regions:
+    """One input's lower, middle and upper region, and the results each has taken part in since the last flush.
+
+    ```
+    lowest word ├─ lower: about a block ─┤── middle ──┤─ upper: about a block ─┤ highest word
+                 flushed from the outside  clock hand   flushed from the outside
+    ```
+
+    The region with the fewest results a row is flushed from; if it has too few rows, the next one follows. Before the
+    first flush everything is the middle.
+
+    >>> regions = Regions()
+    >>> words = np.arange(10)
+    >>> regions.choose(words, np.array([1, 0, 1, 1, 1, 1, 0, 1, 1, 1], np.bool_), 2).leave
+    array([1, 6])
+    >>> regions.settle(np.delete(words, [1, 6]), 2); regions.lower, regions.upper
+    (2, 8)
+    >>> regions.joins[:] = 9, 9, 1
+    >>> regions.choose(words, np.ones(10, np.bool_), 2).leave
+    array([8, 9])
+    """
+
+    def __init__(self) -> None:
+        self.lower = _LEAST
+        self.upper = _MOST
+        self.divided = False
+        self.joins = np.zeros(3, np.int64)
+        self._hand: int | None = None
+
+    def benefits(self, words: Int64) -> tuple[list[float], tuple[int, int]]:
+        """Results a row of each region, and where in the sorted words the middle begins and ends."""
+        if not self.divided:
+            return [np.inf, 0.0, np.inf], (0, len(words))
+        begins = int(np.searchsorted(words, self.lower, side="right"))
+        ends = max(begins, int(np.searchsorted(words, self.upper, side="left")))
+        sizes = (begins, ends - begins, len(words) - ends)
+        values = [float(self.joins[i]) / size if size else np.inf for i, size in enumerate(sizes)]
+        return values, (begins, ends)
+
+    def choose(self, words: Int64, joined: Bool, count: int) -> Choice:
+        """Which of the sorted words are to leave, `count` of them if there are as many, given their join bits."""
+        values, (begins, ends) = self.benefits(words)
+        leave: list[Int64] = []
+        cleared = np.empty(0, np.int64)
+        missing = min(count, len(words))
+        for region in sorted(_IN_A_TIE, key=lambda each: values[each]):
+            if region == LOWER:
+                taken = np.arange(min(missing, begins))
+            elif region == UPPER:
+                taken = np.arange(len(words) - min(missing, len(words) - ends), len(words))
+            else:
+                taken, cleared = self._sweep(words, joined, begins, ends, missing)
+            leave.append(taken)
+            missing -= len(taken)
+            if not missing:
+                break
+        return Choice(np.sort(np.concatenate(leave)), cleared)
+
+    def _sweep(self, words: Int64, joined: Bool, begins: int, ends: int, count: int) -> tuple[Int64, Int64]:
+        """Turn the clock hand over the middle until enough rows without a join bit were met; bits it passes go out."""
+        size = ends - begins
+        count = min(count, size)
+        if not count:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if self._hand is None:
+            start = begins + size // 2
+        else:
+            start = int(np.searchsorted(words[begins:ends], self._hand, side="right")) + begins
+        around = begins + (np.arange(start - begins, start - begins + size) % size)
+        idle = np.flatnonzero(~joined[around])
+        if len(idle) >= count:
+            passed = around[: idle[count - 1] + 1]
+            taken = around[idle[:count]]
+            last = passed[-1]
+        else:  # once around was not enough: now no bit is set, and the hand takes what it meets
+            passed = around
+            others = around[np.flatnonzero(joined[around])][: count - len(idle)]
+            taken = np.concatenate([around[idle], others])
+            last = others[-1]
+        self._hand = int(words[last])
+        return taken, np.setdiff1d(passed, taken)
+
+    def settle(self, words: Int64, count: int) -> None:
+        """Divide the words that stay anew, so that the outer regions have about `count` rows, and begin to count."""
+        self.joins[:] = 0
+        self.divided = len(words) > 0
+        if not self.divided:
+            self.lower, self.upper = _LEAST, _MOST
+            return
+        reach = min(count, len(words))
+        self.lower, self.upper = int(words[reach - 1]), int(words[-reach])
+        if self.lower >= self.upper:  # few rows or few values: the middle is squeezed to nothing, but regions are apart
+            above = int(np.searchsorted(words, self.lower, side="right"))
+            self.upper = int(words[above]) if above < len(words) else _MOST
+            self.lower = min(self.lower, self.upper - 1)
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's state."""
+        self.lower, self.upper, self.divided, joins, self._hand = state
+        self.joins[:] = joins

@@ -1,0 +1,54 @@
+"""To which group of keys a row belongs: rows whose keys are equal must meet, whatever their types.
+
+Spark hashes a value by its type: 1 as int, long, decimal and double are four hashes. So keys are first brought to one
+type per condition. It may round, for equal values round alike, and a group that holds more than equal values is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as fn
+from pyspark.sql import types as st
+
+from watersmeet.core.errors import SpecError
+
+_BINARY_COLLATION = "UTF8_BINARY"
+
+
+def group_of(keys: Sequence[Column], groups: int) -> Column:
+    """The group of rows with these keys, each brought into its common type."""
+    return fn.pmod(fn.hash(*keys), fn.lit(groups))
+
+
+def grouping_key(key: Column, own: st.DataType, other: st.DataType) -> Column:
+    """A key in the type in which it is hashed, so that it meets the equal keys of the other side."""
+    if isinstance(own, st.NullType) or isinstance(other, st.NullType):
+        return fn.lit(0)  # a NULL equals nothing
+    if _is_number(own) and _is_number(other):
+        if isinstance(own, st.IntegralType) and isinstance(other, st.IntegralType):
+            return key.cast("long")
+        if isinstance(own, st.DecimalType) and own == other:
+            return key
+        double = key.cast("double")
+        # One zero and one NaN.
+        return (
+            fn.when(double == fn.lit(0.0), fn.lit(0.0)).when(fn.isnan(double), fn.lit(float("nan"))).otherwise(double)
+        )
+    if own != other and {type(own), type(other)} == {st.DateType, st.TimestampNTZType}:
+        return key.cast("timestamp_ntz")
+    return key
+
+
+def check_collation(found: st.DataType, column: str, name: str) -> None:
+    """Refuse keys under a collation: our strings are equal when their bytes are."""
+    if isinstance(found, st.StringType) and getattr(found, "collation", _BINARY_COLLATION) != _BINARY_COLLATION:
+        raise SpecError(
+            f"join column {column!r} of {name} is a {found.simpleString()}, but keys are compared by their bytes; "
+            f"join on lower({column}) or on another column without a collation"
+        )
+
+
+def _is_number(found: st.DataType) -> bool:
+    return isinstance(found, st.NumericType)

@@ -1,0 +1,174 @@
+"""The join of one micro-batch: new rows meet all rows of the batches before, and each other, each pair once.
+
+```
+new left  ──▶ old right        new × old, new × new; old × old was found before
+new left  ──▶ new right
+new right ──▶ old left
+```
+
+New rows are written first, as sorted runs that are part of the next state anyway; looking them up then needs only a
+slice of them in memory, however many there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.spec import JoinSpec
+from watersmeet.memory import Budget
+from watersmeet.spark.merging import merge, to_merge
+from watersmeet.spark.opened import OpenSegment, OpenSegments, Stretch
+from watersmeet.spark.received import Received
+from watersmeet.spark.runs import Run
+from watersmeet.spark.sizes import MOST_MERGED, Sizes
+from watersmeet.spill.file_store import FileStore
+from watersmeet.state.keys import KeyCodec
+from watersmeet.state.pairs import Between, PairBuffer
+from watersmeet.state.rows import RowPlan
+
+Int64 = NDArray[np.int64]
+
+Sides = tuple[tuple[Run, ...], tuple[Run, ...]]
+"""The runs of the left and of the right side."""
+
+_SLICE_ROWS = 65_536
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a task did."""
+
+    rows: tuple[int, int] = (0, 0)
+    results: int = 0
+    peak: int = 0
+    """The most bytes that were reserved at once."""
+    runs: int = 0
+    """Runs that the new rows were written as; more than one for each side: they did not fit into memory."""
+
+
+class MicroBatchJoin:
+    """A task's part of a micro-batch, with the state in a store and no more than `memory` held.
+
+    >>> from watersmeet.core.spec import parse_on
+    >>> left, right = pa.record_batch({"id": [1, 2]}), pa.record_batch({"id": [2, 3]})
+    >>> with FileStore() as store:
+    ...     join = MicroBatchJoin(JoinSpec(left.schema, right.schema, parse_on("id")), 1 << 20, store)
+    ...     join.receive([(0, left), (1, right)])
+    ...     [batch.to_pylist() for batch in join.results(((), ()))]
+    [[{'id': 2}]]
+    """
+
+    def __init__(
+        self,
+        spec: JoinSpec,
+        memory: int,
+        store: FileStore,
+        names: Callable[[int], str] | None = None,
+        segments: OpenSegments | None = None,
+    ) -> None:
+        self._sizes = Sizes.divide(memory)
+        self._budget = Budget(memory)
+        self._budget.reservation("buffers").grow(self._sizes.buffers)
+        self._store = store
+        self._names = names or _Numbered()
+        self._segments = segments if segments is not None else OpenSegments()
+        codec = KeyCodec(spec)
+        self._plans = (RowPlan(spec, 0, codec.exact), RowPlan(spec, 1, codec.exact))
+        self._pairs = PairBuffer(spec, codec, self._plans, self._sizes.pairs)
+        self._received = Received(codec, self._plans, store, self._names, self._sizes, self._budget)
+        self._new: Sides = ((), ())
+        self.counts = Counts()
+
+    def receive(self, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> None:
+        """Take all rows of the batch: pieces of either side, in any order."""
+        for side, batch in pieces:
+            self._received.add(side, batch)
+        self._received.write()
+        self.counts.rows = (self._received.rows[0], self._received.rows[1])
+        self.counts.runs = sum(map(len, self._received.runs))
+        self.counts.peak = self._budget.peak
+        # Rows that were too many for the memory are brought into one order: looking them up is then one pass, too.
+        self._new = (self._one_run(0), self._one_run(1))
+
+    def _one_run(self, side: int) -> tuple[Run, ...]:
+        runs = list(self._received.runs[side])
+        while len(runs) > 1:
+            runs = [self._merge(side, runs[i : i + MOST_MERGED]) for i in range(0, len(runs), MOST_MERGED)]
+        return tuple(runs)
+
+    def merged(self, old: Sides) -> Sides:
+        """The runs of the state after the batch: the old and the new, merged where they have become too many."""
+        left, right = (self._merge_side(side, [*old[side], *self._new[side]]) for side in (0, 1))
+        return left, right
+
+    def _merge_side(self, side: int, runs: list[Run]) -> tuple[Run, ...]:
+        while count := to_merge([run.rows for run in runs]):
+            runs[-count:] = [self._merge(side, runs[-count:])]
+        return tuple(runs)
+
+    def _merge(self, side: int, runs: Sequence[Run]) -> Run:
+        if len(runs) == 1:
+            return runs[0]
+        types, names = self._plans[side].types, partial(self._names, side)
+        return merge(runs, types, self._store, self._segments, names, self._sizes)
+
+    def results(self, old: Sides) -> Iterator[pa.RecordBatch]:
+        """All pairs of new rows with old rows and with each other, in bounded batches."""
+        yield from self._look_up(0, self._new[0], [*old[1], *self._new[1]])
+        yield from self._look_up(1, self._new[1], old[0])
+
+    def _look_up(self, side: int, new: Sequence[Run], runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+        if not runs:
+            return
+        for ref in (ref for run in new for ref in run.segments):
+            fresh = self._segments.get(self._store, ref)
+            self._pairs.widest[side] = ref.widest
+            for start in range(0, ref.rows, _SLICE_ROWS):
+                hashes = fresh.hashes(start, min(ref.rows, start + _SLICE_ROWS))
+                for run in runs:
+                    yield from self._look_up_slice(side, fresh, start, hashes, run)
+
+    def _look_up_slice(
+        self, side: int, fresh: OpenSegment, start: int, hashes: Int64, run: Run
+    ) -> Iterator[pa.RecordBatch]:
+        # Both are sorted: some adjoining segments, and of each a stretch of the slice.
+        for ref in run.segments[bisect_left(run.segments, int(hashes[0]), key=lambda ref: ref.last) :]:
+            low = int(np.searchsorted(hashes, ref.first, "left"))
+            high = int(np.searchsorted(hashes, ref.last, "right"))
+            if low == len(hashes):
+                break
+            if low < high:
+                found = self._segments.get(self._store, ref)
+                self._pairs.widest[1 - side] = ref.widest
+                between = Between(side, Stretch(fresh, start + low), found)
+                yield from self._pairs_of(hashes[low:high], found, between)
+
+    def _pairs_of(self, hashes: Int64, found: OpenSegment, between: Between) -> Iterator[pa.RecordBatch]:
+        pairs, parts = self._pairs, found.parts_of(hashes)
+        position, link = 0, -1
+        while position < len(hashes):
+            count, position, link = found.probe(hashes, parts, position, link, pairs.probes, pairs.rows)
+            pairs.first, pairs.count = 0, count
+            while pairs.waiting:
+                batch, results = pairs.take(between, self._sizes.output_bytes)
+                self.counts.results += results
+                if batch is not None:
+                    yield batch
+
+
+class _Numbered:
+    """Names for the segments of a store that nobody else writes to."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __call__(self, side: int) -> str:
+        self._next += 1
+        return f"{('left', 'right')[side]}-0-batch-{self._next}"

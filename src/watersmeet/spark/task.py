@@ -1,0 +1,123 @@
+"""What runs in a Spark task: a group's rows of one micro-batch in, its results out, its state a version further.
+
+Spark sends only a `JoinTask` to the workers, a description without code; the code is imported there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from watersmeet.core.errors import SnapshotError
+from watersmeet.core.spec import JoinSpec
+from watersmeet.spark import opened
+from watersmeet.spark.metrics import Figures, figures_row, with_figures
+from watersmeet.spark.micro_batch import Counts, MicroBatchJoin
+from watersmeet.spark.row_layout import RowLayout
+from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory
+from watersmeet.spill.file_store import FileStore
+
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+"""Of a streaming query's jobs, the group is the run: a new one each time the query is started."""
+
+
+@dataclass(frozen=True)
+class JoinTask:
+    """The function of `mapInArrow`: a streaming join's if it has a state directory, else a batch join's."""
+
+    spec: JoinSpec
+    layout: RowLayout
+    memory: int
+    groups: int
+    state: str | None = None
+    retain: int = 100
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Join the rows of one partition."""
+        return self._in_one_pass(batches) if self.state is None else self._go_on(Path(self.state), batches)
+
+    def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pieces = self._pieces(batches)
+        _, first = next(pieces, (-1, None))
+        if first is None:
+            return
+        with FileStore(_scratch()) as store:
+            join = MicroBatchJoin(self.spec, self.memory, store)
+            join.receive(_all(first, pieces))
+            yield from join.results(((), ()))
+
+    def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        batch, query = _where()
+        directory = StateDirectory(path, Owner(self.spec.fingerprint, self.groups, query), batch, self.retain)
+        pieces = self._pieces(batches)
+        number, first = next(pieces, (-1, None))
+        if first is None:
+            return
+        group = directory.group(number)
+        held = group.before()
+        try:
+            join = MicroBatchJoin(self.spec, self.memory, group.store, group.name, opened.WORKER)
+            join.receive(_all(first, pieces))
+            if any(join.counts.rows):
+                now = Held(batch.number, join.merged(held.runs))
+                group.publish(now)
+                yield from with_figures(join.results(held.runs))
+                yield figures_row(self.spec.schema, _figures(join.counts, group, now))
+        finally:
+            opened.WORKER.release()
+
+    def _pieces(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, tuple[int, pa.RecordBatch]]]:
+        """The group, and its rows as pieces of one side each."""
+        schemas = (self.spec.left, self.spec.right)
+        group = None
+        for batch in batches:
+            if batch.num_rows:
+                group, halves = self.layout.split(batch, schemas, group)
+                yield from ((group, (side, rows)) for side, rows in enumerate(halves) if rows is not None)
+
+
+def _all(
+    first: tuple[int, pa.RecordBatch], rest: Iterator[tuple[int, tuple[int, pa.RecordBatch]]]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    yield first
+    for _, piece in rest:
+        yield piece
+
+
+def _figures(counts: Counts, group: GroupState, held: Held) -> Figures:
+    refs = [ref for runs in held.runs for run in runs for ref in run.segments]
+    return Figures(
+        left_rows=counts.rows[0],
+        right_rows=counts.rows[1],
+        results=counts.results,
+        memory=counts.peak,
+        written=group.store.bytes_written,
+        state_rows=sum(ref.rows for ref in refs),
+        state_bytes=sum(ref.nbytes for ref in refs),
+    )
+
+
+def _scratch() -> Path | None:
+    """Where Spark lets tasks put what does not fit into memory."""
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return Path(directories[0]) if directories[0] else None
+
+
+def _where() -> tuple[Batch, str]:
+    """Which batch of which query this task is part of."""
+    context = TaskContext.get()
+    number = context.getLocalProperty(_BATCH_ID) if context is not None else None
+    query = context.getLocalProperty(_QUERY_ID) if context is not None else None
+    if context is None or number is None or query is None:
+        raise SnapshotError(
+            "this task is not part of a streaming query's micro-batch, so it cannot tell which state to go on from; "
+            "write the joined stream with writeStream, in micro-batches"
+        )
+    return Batch(int(number), context.getLocalProperty(_RUN_ID) or query), query

@@ -1,0 +1,286 @@
+"""Progressive sort-merge: runs of both sides merged at once, with their pairs found on the way.
+
+```
+left runs    3 5 9 9 ...     2 5 8 ...          ┌ rows below a bound, of all runs ┐
+right runs   1 5 6 ...       5 9 ...      ──▶   │ left  2 3 5 5    right  1 5 5   │ ──▶ pairs ──▶ merged runs
+                                                └──────────── window ─────────────┘
+```
+
+A merge goes through the runs window by window. A window is all rows below some hash that lie on the pages at hand, so
+that every match of a row in it is in it, too. Should a single hash fill more than its share of a page, the window is
+that hash, and its rows are joined page by page, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.cost import Meter
+from watersmeet.core.events import LEFT, RIGHT
+from watersmeet.state.disk import DiskSide, Run
+from watersmeet.state.ledger import Ledger
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pages import Page
+from watersmeet.state.pairs import Between, PairBuffer
+from watersmeet.state.rows import BatchRows
+from watersmeet.state.side import Probe
+from watersmeet.state.sorted_runs import RunCursor, RunWriter, SortedRows, put_in_order
+
+Int32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+
+
+def group_to_merge(levels: Sequence[int], fan_in: int) -> tuple[int, int]:
+    """Which runs of a side to merge next: the first, and how many, from how often each has been merged.
+
+    Those that have been merged least come first; runs before them are taken along where fewer than the fan-in are left.
+
+    >>> group_to_merge([0, 0, 0, 0], 2), group_to_merge([1, 0, 0], 2), group_to_merge([1, 1], 2)
+    ((0, 2), (1, 2), (0, 2))
+    >>> group_to_merge([2, 0, 0], 8), group_to_merge([1, 1, 0], 2), group_to_merge([3], 2)
+    ((0, 3), (1, 2), (0, 1))
+    """
+    first = list(levels).index(min(levels))
+    first = max(0, min(first, len(levels) - fan_in))
+    return first, min(fan_in, len(levels) - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring runs of one side."""
+
+    first: int
+    runs: tuple[Run, ...]
+
+    @property
+    def ordinals(self) -> tuple[int, int]:
+        """The stretch they hold."""
+        return self.runs[0].first_ordinal, self.runs[-1].end
+
+    @property
+    def level(self) -> int:
+        """Of the run that they become."""
+        return 1 + max(run.level for run in self.runs)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Rows of one side within a window: merged already, or a stretch of one run still to be read."""
+
+    page: Page | None = None
+    cursor: RunCursor | None = None
+    stretch: tuple[int, int, int] = (0, 0, 0)
+
+    def read(self) -> Page:
+        if self.page is not None:
+            return self.page
+        assert self.cursor is not None
+        return self.cursor.read(self.stretch)
+
+
+class Merge:
+    """One merging operation on a partition; stops between any two pairs.
+
+    Every piece of the left side of a window meets every piece of the right side: these are the window's cells. When a
+    piece is handed to its side's writer follows from the cell alone, so that the window's place, the cell and the place
+    in the cell's look-up tell everything.
+    """
+
+    def __init__(
+        self,
+        disks: Sequence[DiskSide],
+        ledger: Ledger,
+        part: int,
+        groups: tuple[Group, Group],
+        writers: tuple[RunWriter | None, RunWriter | None],
+        meter: Meter,
+        window_pages: int,
+    ) -> None:
+        self.part = part
+        self.groups = groups
+        self.writers = writers
+        self.lookup: Lookup | None = None
+        self._disks = disks
+        self._ledger = ledger
+        self._meter = meter
+        self._window_pages = window_pages
+        self._share = max(len(group.runs) for group in groups)
+        self._cursors = tuple(
+            tuple(RunCursor(disk, part, run) for run in group.runs) for disk, group in zip(disks, groups, strict=True)
+        )
+        self._pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
+        self._ends: list[tuple[int, int]] = []
+        self._cell = 0
+        self._suspended_at: list[int] | None = None
+
+    @property
+    def _all_cursors(self) -> list[RunCursor]:
+        return [cursor for side in self._cursors for cursor in side]
+
+    @property
+    def done(self) -> bool:
+        """Whether all windows are done."""
+        return not self._ends and all(cursor.done for cursor in self._all_cursors)
+
+    @property
+    def _cells(self) -> int:
+        left, right = len(self._pieces[LEFT]), len(self._pieces[RIGHT])
+        return left * right if left and right else left + right
+
+    def work(self, pairs: PairBuffer, fuel: int) -> int:
+        """Fill the empty pair buffer, or take one step towards the next pairs; returns the fuel that took."""
+        self._suspended_at = None
+        if self.lookup is not None:
+            if not self.lookup.done:
+                return self.lookup.work(pairs, fuel, self._meter)
+            self.lookup = None
+            self._finish_cell()
+        if not self._ends:
+            return 1 if self.done else self._open_window()
+        if self._cell == self._cells:
+            self._close_window()
+            return 1
+        if self._pieces[LEFT] and self._pieces[RIGHT]:
+            self._begin_cell()
+        else:
+            self._finish_cell()
+        return 1
+
+    # --- windows ---
+
+    def _open_window(self) -> int:
+        cursors = [[cursor for cursor in side if not cursor.done] for side in self._cursors]
+        bounds = [bound for side in cursors for cursor in side if (bound := self._bound_of(cursor)) is not None]
+        bound = min(bounds) if bounds else None
+        counts = [[cursor.count_below(bound) for cursor in side] for side in cursors]
+        moved = sum(map(sum, counts))
+        ends: dict[int, tuple[int, int]] = {}
+        for side in (LEFT, RIGHT):
+            if moved:
+                chosen = [(cursor, count) for cursor, count in zip(cursors[side], counts[side], strict=True) if count]
+                pages = [cursor.page.slice(cursor.at, count) for cursor, count in chosen]
+                self._pieces[side][:] = [_Piece(put_in_order(pages))] if pages else []
+                ends.update((id(cursor), cursor.after(count)) for cursor, count in chosen)
+            else:
+                assert bound is not None
+                self._pieces[side][:] = []
+                for cursor in cursors[side]:
+                    stretches = cursor.stretches_of(bound)
+                    self._pieces[side].extend([_Piece(None, cursor, stretch) for stretch in stretches])
+                    if stretches:
+                        ends[id(cursor)] = _beyond(cursor, stretches[-1])
+        self._ends = [ends.get(id(cursor), cursor.place()) for cursor in self._all_cursors]
+        self._cell = 0
+        self._meter.inserts += moved
+        return max(1, moved)
+
+    def _bound_of(self, cursor: RunCursor) -> int | None:
+        """Up to which hash a cursor's rows may be taken now: a share of a page, so that windows are not too large."""
+        hashes = cursor.page.hashes
+        end = cursor.at + max(1, self._window_pages * len(hashes) // self._share)
+        if end < len(hashes):
+            return int(hashes[end])
+        # The last hash of a page may go on on the next.
+        return None if cursor.on_last_page else int(hashes[-1])
+
+    def _close_window(self) -> None:
+        for cursor, end in zip(self._all_cursors, self._ends, strict=True):
+            cursor.seek(end)
+        self._pieces[LEFT].clear()
+        self._pieces[RIGHT].clear()
+        self._ends = []
+
+    # --- cells ---
+
+    def _pieces_of_cell(self) -> tuple[int, int]:
+        return divmod(self._cell, len(self._pieces[RIGHT]))
+
+    def _begin_cell(self) -> None:
+        a, b = self._pieces_of_cell()
+        pages = self._pieces[LEFT][a].read(), self._pieces[RIGHT][b].read()
+
+        def fresh(probes: Int32, rows: Int32) -> Bool:
+            left = self._disks[LEFT].stay(self.part, pages[LEFT], probes)
+            right = self._disks[RIGHT].stay(self.part, pages[RIGHT], rows)
+            return self._ledger.fresh(self.part, left, right)
+
+        probe = Probe(pages[LEFT].hashes, np.empty(0, np.int32))
+        between = Between(LEFT, BatchRows(pages[LEFT].columns), BatchRows(pages[RIGHT].columns))
+        self.lookup = Lookup(probe, SortedRows(pages[RIGHT].hashes), between, fresh)
+
+    def _finish_cell(self) -> None:
+        left, right = self._pieces
+        if left and right:
+            a, b = self._pieces_of_cell()
+            if a == 0:
+                self._write(RIGHT, right[b])
+            if b == len(right) - 1:
+                self._write(LEFT, left[a])
+        elif left:
+            self._write(LEFT, left[self._cell])
+        else:
+            self._write(RIGHT, right[self._cell])
+        self._cell += 1
+
+    def _write(self, side: int, piece: _Piece) -> None:
+        writer = self.writers[side]
+        if writer is not None:
+            writer.add(piece.read())
+
+    # --- stopping, saving, going on ---
+
+    def suspend(self, pairs: PairBuffer) -> None:
+        """Let another task have the pair buffer, which is empty."""
+        self._suspended_at = None if self.lookup is None else self.lookup.place(pairs)
+
+    def seal(self) -> None:
+        """Store all rows that were merged so far."""
+        for writer in self.writers:
+            if writer is not None:
+                writer.seal()
+
+    def to_state(self, pairs: PairBuffer) -> dict[str, Any]:
+        """The place, for a snapshot; `seal` comes first."""
+        place = None
+        if self.lookup is not None:
+            place = self._suspended_at or self.lookup.place(pairs)
+        return {
+            "part": self.part,
+            "window_pages": self._window_pages,
+            "groups": [[group.first, len(group.runs)] for group in self.groups],
+            "writers": [None if writer is None else writer.to_state() for writer in self.writers],
+            "cursors": [list(cursor.place()) for cursor in self._all_cursors],
+            "open": bool(self._ends),
+            "cell": self._cell,
+            "place": place,
+            "suspended": self._suspended_at is not None,
+        }
+
+    def go_to(self, state: dict[str, Any], pairs: PairBuffer) -> None:
+        """Go to a place that a snapshot told; `pairs` is free to be used."""
+        for writer, saved in zip(self.writers, state["writers"], strict=True):
+            if writer is not None:
+                writer.load(saved)
+        for cursor, place in zip(self._all_cursors, state["cursors"], strict=True):
+            cursor.seek(place)
+        if not state["open"]:
+            return
+        self._open_window()
+        self._cell = state["cell"]
+        if state["place"] is not None:
+            self._begin_cell()
+            assert self.lookup is not None
+            self.lookup.resume(pairs, state["place"])
+            if state["suspended"]:
+                self._suspended_at = state["place"]
+
+
+def _beyond(cursor: RunCursor, stretch: tuple[int, int, int]) -> tuple[int, int]:
+    number, at, count = stretch
+    end = cursor.run.page_ends[number] - cursor.run.page_start(number)
+    return (number, at + count) if at + count < end else (number + 1, 0)

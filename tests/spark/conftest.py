@@ -1,0 +1,55 @@
+"""One Spark session for all tests of a worker process; without Java, the tests that need it are skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LEAST_JAVA = 17
+
+
+def _java_version() -> int:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not java or not Path(java).exists():
+        return 0
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', told)
+    return int(found[1]) if found else 0
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if _java_version() < _LEAST_JAVA:
+        pytest.skip(f"Spark needs a Java runtime of {_LEAST_JAVA} or later, and there is none; see scripts/java.sh")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PySpark's own modules say while they are imported
+        from pyspark.sql import SparkSession
+    place = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    session = (
+        SparkSession.builder.master("local[2,3]")
+        .appName("watersmeet tests")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "Europe/Athens")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.local.dir", str(place / "local"))
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,144 @@
+"""Which states are gone on from, and which are refused, with what words. No Spark is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from watersmeet.core.errors import SegmentError, SnapshotError, SpillError
+from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.spark.micro_batch import MicroBatchJoin
+from watersmeet.spark.opened import OpenSegments
+from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory, manifest_path, manifests
+
+OWNER = Owner("some join", 2, "query-1")
+SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
+
+
+def begin(path: Path, number: int, run: str = "run-1", owner: Owner = OWNER) -> StateDirectory:
+    return StateDirectory(path, owner, Batch(number, run), retain=10)
+
+
+def feed(group: GroupState, number: int, key: int, segments: OpenSegments | None = None) -> list[dict[str, object]]:
+    """A batch of one left and one right row."""
+    held = group.before()
+    join = MicroBatchJoin(SPEC, 1 << 20, group.store, group.name, segments)
+    join.receive([(0, pa.record_batch({"id": [key], "a": [f"in {number}"]})), (1, pa.record_batch({"id": [key]}))])
+    group.publish(Held(number, join.merged(held.runs)))
+    return [row for batch in join.results(held.runs) for row in batch.to_pylist()]
+
+
+def run_batches(path: Path, numbers: range, run: str = "run-1") -> None:
+    for number in numbers:
+        feed(begin(path, number, run).group(0), number, 7)
+
+
+def test_each_batch_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    found = [len(feed(begin(tmp_path / "s", number).group(0), number, 7)) for number in range(4)]
+    assert found == [1, 3, 5, 7]  # the pairs with one new row or two
+
+
+def test_a_group_without_rows_keeps_its_state(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(2))
+    for number in (2, 3):
+        begin(tmp_path, number)
+    assert len(feed(begin(tmp_path, 4).group(0), 4, 7)) == 5
+    assert manifests(tmp_path / "group-0000") == [0, 1, 4]
+
+
+def test_a_missing_directory_is_an_error_unless_the_query_is_new(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"no state in .*gone, but the query goes on with batch 3"):
+        begin(tmp_path / "gone", 3)
+
+
+def test_the_state_of_another_query_is_refused(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(1))
+    with pytest.raises(SnapshotError, match=r"belongs to query query-1, not to this one \(query-2\)"):
+        begin(tmp_path, 0, owner=Owner("some join", 2, "query-2"))
+
+
+def test_a_changed_join_is_refused(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(1))
+    with pytest.raises(SnapshotError, match="belongs to another join"):
+        begin(tmp_path, 1, owner=Owner("other join", 2, "query-1"))
+
+
+def test_another_number_of_groups_is_refused_with_the_right_one(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(1))
+    with pytest.raises(SnapshotError, match="join with partitions=2"):
+        begin(tmp_path, 1, owner=Owner("some join", 3, "query-1"))
+
+
+def test_a_state_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(2))
+    with pytest.raises(SnapshotError, match="goes up to batch 1, but the query goes on with batch 5 and needs batch 4"):
+        begin(tmp_path, 5)
+
+
+def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(3))
+    manifest_path(tmp_path / "group-0000", 2).unlink()
+    with pytest.raises(SnapshotError, match=r"manifest of batch 2 is missing from .*group-0000"):
+        begin(tmp_path, 3).group(0).before()
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(1))
+    path = manifest_path(tmp_path / "group-0000", 0)
+    path.write_text(path.read_text().replace('"rows":1', '"rows":2'))
+    with pytest.raises(SnapshotError, match=r"manifest-000000000000 is damaged \(its checksum differs\)"):
+        begin(tmp_path, 1).group(0).before()
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+@pytest.mark.parametrize("already_mapped", [False, True])
+def test_a_damaged_segment_is_named(tmp_path: Path, how: str, already_mapped: bool) -> None:
+    segments = OpenSegments()
+    feed(begin(tmp_path, 0).group(0), 0, 7, segments)
+    if already_mapped:
+        feed(begin(tmp_path, 1).group(0), 1, 7, segments)
+    number = 2 if already_mapped else 1
+    group = begin(tmp_path, number).group(0)
+    [name, *_] = sorted(segment for segment in group.before().segments() if segment.startswith("left"))
+    path = group.store.path / name
+    content = path.read_bytes()
+    path.unlink()
+    if how != "deleted":
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        path.write_bytes(changed if how == "flipped" else content[:-9])
+    with pytest.raises(SegmentError, match=rf"the state in .*group-0000 is damaged.*{name}"):
+        feed(group, number, 7, segments)
+
+
+def test_a_query_that_goes_back_forgets_what_it_did_not_finish(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(5))
+    # Started again from batch 3, with other rows in it and none for this group.
+    begin(tmp_path, 3, "run-2")
+    assert manifests(tmp_path / "group-0000") == [0, 1, 2]
+    assert len(feed(begin(tmp_path, 4, "run-2").group(0), 4, 7)) == 7
+
+
+def test_tasks_of_one_batch_keep_each_others_work(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(2))
+    late = begin(tmp_path, 1, "run-2")
+    feed(late.group(1), 1, 9)
+    begin(tmp_path, 1, "run-2")
+    late._forget_from(1, "run-2")  # a task that looked before the first one was done
+    assert manifests(tmp_path / "group-0001") == [1]
+    assert len(feed(begin(tmp_path, 2, "run-2").group(1), 2, 9)) == 3
+
+
+def test_an_attempt_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(4))
+    with pytest.raises(SnapshotError, match="comes too late"):
+        begin(tmp_path, 2)
+    assert manifests(tmp_path / "group-0000") == [0, 1, 2, 3]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpillError, match="could not make the state directory"):
+        begin(tmp_path / "file" / "state", 0)

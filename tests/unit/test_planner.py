@@ -1,0 +1,56 @@
+"""From a spec to an operator: known names, known options, enough memory."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.operator import JoinOperator
+from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.joins.symmetric_hash import SymmetricHash
+from watersmeet.joins.xjoin import XJoin
+from watersmeet.planner import ALGORITHMS, build
+from watersmeet.policies.flush import FlushLargest
+from watersmeet.spill import MemoryStore
+
+SPEC = JoinSpec(pa.schema({"id": pa.int64(), "v": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
+
+
+def test_auto_is_xjoin_and_a_name_is_what_it_says() -> None:
+    assert type(build(SPEC, 1 << 20, MemoryStore())) is XJoin
+    assert type(build(SPEC, 1 << 20, MemoryStore(), "xjoin")) is XJoin
+    assert type(build(SPEC, 1 << 20, MemoryStore(), "symmetric_hash")) is SymmetricHash
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SpecError, match=r"there is no algorithm 'bogo'; there are auto, .*symmetric_hash.*xjoin"):
+        build(SPEC, 1 << 20, MemoryStore(), "bogo")
+
+
+def test_options_reach_the_operator_and_unknown_ones_are_refused() -> None:
+    class Chosen(FlushLargest):
+        pass
+
+    policy = Chosen()
+    join = build(SPEC, 1 << 20, MemoryStore(), "xjoin", flush=policy)
+    assert join._flush_policy is policy  # type: ignore[attr-defined]
+    with pytest.raises(SpecError, match="symmetric_hash does not take the options 'flush'"):
+        build(SPEC, 1 << 20, MemoryStore(), "symmetric_hash", flush=policy)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_operator_works_in_its_least_memory_and_in_no_less(name: str) -> None:
+    least = ALGORITHMS[name].least_memory(SPEC)
+    join = build(SPEC, least, MemoryStore(), name)
+    assert isinstance(join, JoinOperator)
+    assert join.spec is SPEC and join.name == name and join.phase == "arriving"
+    assert join.budget.total == least and 0 < join.budget.used <= least
+    join.check()
+    with pytest.raises(BudgetError, match=f"too little for the {name} join of these rows; allow at least"):
+        build(SPEC, least - 1, MemoryStore(), name)
+
+
+def test_wider_rows_need_more() -> None:
+    wide = pa.schema({"id": pa.int64(), **{f"c{i}": pa.decimal256(70, 2) for i in range(20)}})
+    assert XJoin.least_memory(JoinSpec(wide, wide, parse_on("id"))) > XJoin.least_memory(SPEC)
