@@ -1,6 +1,7 @@
 # Every target prepares what it needs: a machine with Python 3.11+ and make is enough.
 #   make demo     the main job, with live progress and a picture       make test    linters, then all tests
 #   make bench    speed, with peers in the same run                    make check   the linters alone
+#   make reproduce  the papers' figures, checked against their claims
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
@@ -11,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test check setup bench format lock clean java
+.PHONY: demo test check setup bench reproduce format lock clean java
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -40,6 +41,9 @@ demo: setup java
 
 bench: setup java
 	$(BIN)/watersmeet bench --peers $(ARGS)
+
+reproduce: setup
+	$(BIN)/watersmeet reproduce $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix --quiet .

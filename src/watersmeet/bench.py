@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 from pathlib import Path
 
-from watersmeet.core.errors import WatersmeetError
+from watersmeet import checkout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,20 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_benchmarks() -> Path:
     """The folder of the benchmarks: beside the sources this package is run from, or in the current directory."""
-    places = [Path(__file__).resolve().parents[2], Path.cwd()]
-    for place in places:
-        if (place / "benchmarks" / "catalogue.py").is_file():
-            return place / "benchmarks"
-    looked = " or ".join(dict.fromkeys(map(str, places)))
-    raise WatersmeetError(
-        f"the benchmarks are part of the source code and not of an installation, and there are none in {looked}; "
-        f"run this in a checkout of the project"
-    )
+    return checkout.find("benchmarks", __file__)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the benchmarks that were asked for."""
-    root = str(find_benchmarks().parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    return int(importlib.import_module("benchmarks.catalogue").main(args))
+    return int(checkout.catalogue(find_benchmarks()).main(args))

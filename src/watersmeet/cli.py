@@ -1,4 +1,4 @@
-"""The command line: `watersmeet join`, `demo`, `bench`.
+"""The command line: `watersmeet join`, `demo`, `reproduce`, `bench`.
 
 A sub-command is one `add_…_parser` function, which says its arguments, and the module whose `main(args)` does the work;
 that module is imported only once the arguments are understood.
@@ -54,7 +54,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="watersmeet", description="Exact, early, memory-bounded joins of streams.")
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for add in (add_join_parser, add_demo_parser, add_bench_parser):
+    for add in (add_join_parser, add_demo_parser, add_reproduce_parser, add_bench_parser):
         add(commands).add_argument("--debug", action="store_true", help="show stack traces")
     return parser
 
@@ -97,6 +97,16 @@ def add_demo_parser(commands: Any) -> Parser:
     parser.add_argument("--memory", default="2MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the generated rows (default %(default)s)")
     parser.set_defaults(run=_in_module("watersmeet.demo"))
+    return parser
+
+
+def add_reproduce_parser(commands: Any) -> Parser:
+    """`watersmeet reproduce`."""
+    from watersmeet.reproduce import add_arguments
+
+    parser: Parser = commands.add_parser("reproduce", help="run the papers' experiments, and check what they claim")
+    add_arguments(parser)
+    parser.set_defaults(run=_in_module("watersmeet.reproduce"))
     return parser
 
 

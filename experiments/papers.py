@@ -1,0 +1,49 @@
+"""The papers' constants, in one place: data, memory, networks, machines.
+
+Where a paper gives no cost, the machine is that of `CostModel`: a disk that takes 10 ms to find a place and 0.1 ms for
+each KB from there on, and the CPU costs that the MJoin paper measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEEK = 0.010
+"""Seconds to find a place on the disk."""
+TRANSFER = 0.0001 / 1024
+"""Seconds for each byte from there on."""
+WAIT = 0.025
+"""Seconds of silence that make a stall; both papers."""
+
+
+@dataclass(frozen=True)
+class Rpj:
+    """Section 6 of Tao, Yiu, Papadias, Hadjieleftheriou and Mamoulis: RPJ, SIGMOD 2005.
+
+    The paper has 20 partitions, by the key modulo 20. Ours are a power of two, by the hash of the key: 16 of them,
+    whose arrival probabilities lie on a line with the same slope, nine to one from the last to the first.
+    """
+
+    tuples: int = 2_000_000
+    keys: int = 10_000
+    tuple_bytes: int = 10
+    page_bytes: int = 1024
+    memory_pages: int = 1000
+    partitions: int = 16
+    least_share: float = 1.0
+    most_share: float = 9.0
+    gap: float = 0.001
+    """Seconds between two tuples of a reliable network."""
+    longest_gap: float = 0.030
+    """Of an unreliable one: 1 to 30 ms by Zipf's law, skewed to 1 ms. Exponent 1 gives the paper's length of the
+    transmission, 14,000 s."""
+    gap_exponent: float = 1.0
+    speeds: tuple[int, ...] = (1, 5)
+
+    @property
+    def memory_tuples(self) -> int:
+        """Tuples that fit into memory: about 100,000."""
+        return self.memory_pages * (self.page_bytes // self.tuple_bytes)
+
+
+RPJ = Rpj()

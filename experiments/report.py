@@ -1,0 +1,207 @@
+"""Claims as a table, as JSON and as a page; panels as CSV and PNG."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.model import Claim, Experiment, Panel, Results, Verdict
+
+_WORDS = {True: "yes", False: "NO"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment that was run: its claims with verdicts, and its panels."""
+
+    experiment: Experiment
+    scale: float
+    seeds: int
+    verdicts: Sequence[tuple[Claim, Verdict]]
+    panels: Sequence[Panel]
+
+    @classmethod
+    def of(cls, experiment: Experiment, results: Results) -> Outcome:
+        """Judge what was measured."""
+        verdicts = [(claim, claim.check(results)) for claim in experiment.claims]
+        return cls(experiment, results.scale, len(results.seeds), verdicts, experiment.panels(results))
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each claim, as JSON has it."""
+        return [
+            {
+                "id": self.experiment.id,
+                "claim": claim.text,
+                "paper": claim.paper,
+                "measured": verdict.measured,
+                "holds": bool(verdict.holds),
+            }
+            for claim, verdict in self.verdicts
+        ]
+
+
+@cache
+def reasons() -> dict[str, dict[str, str]]:
+    """Why claims do not hold, by experiment and claim."""
+    return tomllib.loads(Path(__file__).with_name("reasons.toml").read_text())
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+def show(outcome: Outcome, width: int | None = None) -> None:
+    """The claims as a table that fits the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    experiment = outcome.experiment
+    console = Console(width=width, highlight=False)
+    title = Text(f"{experiment.id}  {experiment.title}  ({experiment.paper}, {experiment.figure})")
+    table = Table(title=title, title_justify="left", title_style="bold", show_lines=True, expand=True)
+    for heading, ratio in (("claim", 4), ("paper", 3), ("measured", 4)):
+        table.add_column(heading, ratio=ratio, overflow="fold")
+    table.add_column("holds?", width=6, no_wrap=True)
+    for claim, verdict in outcome.verdicts:
+        style = "green" if verdict.holds else "bold red"
+        table.add_row(Text(claim.text), Text(claim.paper), Text(verdict.measured), Text(_WORDS[verdict.holds], style))
+    console.print(table)
+    for name, reason in _failing(outcome):
+        console.print(Text(f"  {name}: {reason}", style="dim"))
+
+
+def show_summary(outcomes: Sequence[Outcome]) -> None:
+    """How many claims hold, in one line."""
+    from rich.console import Console
+
+    verdicts = [verdict for outcome in outcomes for _, verdict in outcome.verdicts]
+    holding = sum(verdict.holds for verdict in verdicts)
+    scales = ", ".join(sorted({f"{outcome.scale:g}" for outcome in outcomes}))
+    seeds = max((outcome.seeds for outcome in outcomes), default=0)
+    Console(highlight=False).print(f"{holding} of {len(verdicts)} claims hold, at scale {scales}, with {seeds} seeds")
+
+
+def _failing(outcome: Outcome) -> list[tuple[str, str]]:
+    known = reasons().get(outcome.experiment.id, {})
+    return [
+        (claim.name, known.get(claim.name, "not explained yet."))
+        for claim, verdict in outcome.verdicts
+        if not verdict.holds
+    ]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """All claims as a JSON list; a file that exists is replaced at once."""
+    _replace(path, json.dumps([record for outcome in outcomes for record in outcome.records()], indent=2) + "\n")
+
+
+def write_files(outcome: Outcome, folder: Path) -> None:
+    """The panels' points as CSV, and drawn as PNG."""
+    name = outcome.experiment.file_name
+    with (folder / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["panel", "line", "x", "median", "low", "high"])
+        for panel in outcome.panels:
+            for label, line in panel.lines.items():
+                for point in zip(line.x, line.y, line.low, line.high, strict=True):
+                    writer.writerow([panel.title, label, *(f"{value:.10g}" for value in point)])
+    if outcome.panels:
+        draw(outcome, folder / f"{name}.png")
+
+
+def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
+    """The panels side by side, at most two in a row; the range over the seeds is shaded."""
+    from matplotlib.figure import Figure
+
+    panels = outcome.panels
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns + 0.6, 3.1 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        for label, line in panel.lines.items():
+            few = len(line.x) <= 16
+            (drawn,) = ax.plot(line.x, line.y, label=label, linewidth=1.3, marker="o" if few else None, markersize=3)
+            ax.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.18, linewidth=0)
+        ax.set_title(panel.title, fontsize="medium")
+        ax.set_xlabel(panel.x)
+        ax.set_ylabel(panel.y)
+        if panel.log_y:
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
+        if len(panel.lines) > 1:
+            ax.legend(frameon=False, fontsize="small")
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    experiment = outcome.experiment
+    figure.suptitle(f"{experiment.id}: {experiment.title} ({experiment.paper}, {experiment.figure})", fontsize="medium")
+    figure.savefig(path, dpi=dpi)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+_INTRODUCTION = """\
+# The papers' experiments, run again
+
+Each table below is one figure, or a few, of the papers that Watersmeet's joins come from: what the paper claims, and
+what our operators did in the simulator, in virtual time. The page is generated:
+
+```
+watersmeet reproduce all --scale 1 --seeds 5 --markdown docs/reproduction.md
+```
+
+"Online" results are those delivered before the last input row arrived. Numbers are medians over the seeds, with the
+range in parentheses. Work is charged by the papers' own constants (`experiments/papers.py`), never by a clock, so the
+same command gives the same page on any machine. A claim that does not hold is followed by the reason.
+"""
+_SECTION = re.compile(r"^<!-- experiment (\S+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+
+
+def write_page(path: Path, outcome: Outcome, order: Sequence[str]) -> None:
+    """Bring an experiment's section of the page up to date; the other sections stay as they are."""
+    sections = dict(_SECTION.findall(path.read_text())) if path.is_file() else {}
+    sections[outcome.experiment.id] = _section(outcome, path)
+    known = [each for each in order if each in sections]
+    text = "\n".join(f"<!-- experiment {each} -->\n{sections[each]}<!-- end -->\n" for each in known)
+    _replace(path, f"{_INTRODUCTION}\n{text}")
+
+
+def _section(outcome: Outcome, path: Path) -> str:
+    experiment = outcome.experiment
+    seeds = f"{outcome.seeds} seeds" if outcome.seeds > 1 else "one seed"
+    lines = [
+        f"## {experiment.id}: {experiment.title}",
+        "",
+        f"{experiment.paper}, {experiment.figure}. Scale {outcome.scale:g}, {seeds}.",
+        "",
+        "| claim | paper | measured | holds? |",
+        "|---|---|---|---|",
+    ]
+    for claim, verdict in outcome.verdicts:
+        cells = (claim.text, claim.paper, verdict.measured, "yes" if verdict.holds else "**no**")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for name, reason in _failing(outcome):
+        lines += ["", f"*{name}*: {reason}"]
+    if experiment.key and outcome.panels:
+        images = path.absolute().parent / "images"
+        images.mkdir(exist_ok=True)
+        draw(outcome, images / f"{experiment.file_name}.png", dpi=80)
+        lines += ["", f"![{experiment.title}](images/{experiment.file_name}.png)"]
+    return "\n".join(lines) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
