@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,9 +10,10 @@ import pytest
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpillError
 from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.spark.lineage import token
 from watersmeet.spark.micro_batch import MicroBatchJoin
 from watersmeet.spark.opened import OpenSegments
-from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory, manifest_path, manifests
+from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory, batch_of, manifest_name
 
 OWNER = Owner("some join", 2, "query-1")
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
@@ -33,6 +35,11 @@ def feed(group: GroupState, number: int, key: int, segments: OpenSegments | None
 def run_batches(path: Path, numbers: range, run: str = "run-1") -> None:
     for number in numbers:
         feed(begin(path, number, run).group(0), number, 7)
+
+
+def manifests(group: Path) -> list[int]:
+    """The batches of which there is a manifest, valid or not."""
+    return sorted(batch_of(path.name) for path in group.glob("manifest-*"))
 
 
 def test_each_batch_goes_on_from_the_one_before(tmp_path: Path) -> None:
@@ -79,16 +86,16 @@ def test_a_state_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path) ->
 
 def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
     run_batches(tmp_path, range(3))
-    manifest_path(tmp_path / "group-0000", 2).unlink()
+    (tmp_path / "group-0000" / manifest_name(2, "run-1")).unlink()
     with pytest.raises(SnapshotError, match=r"manifest of batch 2 is missing from .*group-0000"):
         begin(tmp_path, 3).group(0).before()
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     run_batches(tmp_path, range(1))
-    path = manifest_path(tmp_path / "group-0000", 0)
+    path = tmp_path / "group-0000" / manifest_name(0, "run-1")
     path.write_text(path.read_text().replace('"rows":1', '"rows":2'))
-    with pytest.raises(SnapshotError, match=r"manifest-000000000000 is damaged \(its checksum differs\)"):
+    with pytest.raises(SnapshotError, match=r"manifest-000000000000-[0-9a-f]+ is damaged \(its checksum differs\)"):
         begin(tmp_path, 1).group(0).before()
 
 
@@ -126,7 +133,8 @@ def test_tasks_of_one_batch_keep_each_others_work(tmp_path: Path) -> None:
     late = begin(tmp_path, 1, "run-2")
     feed(late.group(1), 1, 9)
     begin(tmp_path, 1, "run-2")
-    late._forget_from(1, "run-2")  # a task that looked before the first one was done
+    late._begin()  # a task that looked before the first one was done
+    late._forget_from(1, {token("run-1")})
     assert manifests(tmp_path / "group-0001") == [1]
     assert len(feed(begin(tmp_path, 2, "run-2").group(1), 2, 9)) == 3
 
@@ -142,3 +150,85 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpillError, match="could not make the state directory"):
         begin(tmp_path / "file" / "state", 0)
+
+
+def test_an_attempt_of_an_earlier_start_of_the_query_cannot_begin(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(2))
+    feed(begin(tmp_path, 2, "run-2").group(0), 2, 7)
+    for number in (1, 2, 3):
+        with pytest.raises(SnapshotError, match=r"started again .* belongs to an earlier start \(run-1\)"):
+            begin(tmp_path, number, "run-1")
+    assert len(feed(begin(tmp_path, 3, "run-2").group(0), 3, 7)) == 7
+
+
+@pytest.mark.parametrize("late_at", ["writing", "publishing"])
+def test_what_an_attempt_of_an_earlier_start_still_leaves_behind_is_not_looked_at(tmp_path: Path, late_at: str) -> None:
+    run_batches(tmp_path, range(2))
+    late = begin(tmp_path, 2).group(0)  # its driver dies, but nobody has told it
+    held = late.before()
+    join = MicroBatchJoin(SPEC, 1 << 20, late.store, late.name)
+    rows = [(0, pa.record_batch({"id": [7], "a": ["late"]}))]
+    if late_at == "publishing":
+        join.receive(rows)
+    feed(begin(tmp_path, 2, "run-2").group(0), 2, 7)
+    if late_at == "publishing":
+        with pytest.raises((SegmentError, SpillError)):  # its segments were dropped under its feet
+            late.publish(Held(2, join.merged(held.runs)))
+    else:
+        join.receive(rows)
+        late.publish(Held(2, join.merged(held.runs)))
+        assert manifests(tmp_path / "group-0000") == [0, 1, 2, 2]
+    assert len(feed(begin(tmp_path, 3, "run-2").group(0), 3, 7)) == 7
+
+
+def test_two_attempts_at_a_task_may_publish_in_any_order(tmp_path: Path) -> None:
+    run_batches(tmp_path, range(2))
+    first, second = begin(tmp_path, 2).group(0), begin(tmp_path, 2).group(0)
+    assert len(feed(second, 2, 7)) == len(feed(first, 2, 7)) == 5
+    assert len(feed(begin(tmp_path, 3).group(0), 3, 7)) == 7
+
+
+def test_files_of_dead_attempts_are_swept_and_nothing_that_is_needed(tmp_path: Path) -> None:
+    def batch(number: int) -> StateDirectory:
+        return StateDirectory(tmp_path, OWNER, Batch(number, "run-1"), retain=2)
+
+    for number in range(1, 60, 2):
+        batch(number - 1)
+        feed(batch(number).group(0), number, number)
+        if number == 5:  # one attempt dies while it writes a segment, one before it publishes, one while it marks
+            dead = batch(number).group(0)
+            dead.store.create(dead.name(0))
+            MicroBatchJoin(SPEC, 1 << 20, dead.store, dead.name).receive([(0, pa.record_batch({"id": [1], "a": [""]}))])
+            (tmp_path / "batches" / ".000000000005.abc").touch()
+            litter = {path for path in tmp_path.glob("*/*") if path.name.startswith(".")}
+            assert len(litter) == 2
+    group = batch(60).group(0)
+    held = group.before()
+    files = {path.name for path in (tmp_path / "group-0000").iterdir()}
+    assert held.segments() <= files
+    assert sum(ref.rows for ref in held.runs[0] for ref in ref.segments) == 30
+    assert min(batch_of(name) for name in files - held.segments()) > 48
+    assert min(int(path.name) for path in (tmp_path / "batches").iterdir()) >= 57
+
+
+def test_a_manifest_appears_after_what_it_names_has_reached_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_batches(tmp_path, range(1))
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+
+    monkeypatch.setattr(os, "fsync", note)
+    group = begin(tmp_path, 1).group(0)
+    synced.clear()
+    feed(group, 1, 7)
+    monkeypatch.undo()
+    segments = begin(tmp_path, 2).group(0).before().segments()
+    new = {name for name in segments if batch_of(name) == 1}
+    *files, manifest, directory = synced
+    assert new and set(files) == new
+    assert manifest.startswith(f".{manifest_name(1, 'run-1')}") and directory == "group-0000"

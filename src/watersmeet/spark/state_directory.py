@@ -2,36 +2,37 @@
 
 ```
 state/
-  state.json               the join and the query that it belongs to
-  batches/000000000012     batch 12 has begun; says in which run of the query
+  state.json                        the join and the query that it belongs to
+  runs/000001                       the second start of the query, and the batch it began with
+  batches/000000000012              batch 12 has begun; says in which run of the query
   group-0003/
-    manifest-000000000012  what the group holds after batch 12: the names of segments
-    left-12-77a1-5f0c-0    a segment, written once
+    manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
+    left-12-77a1c2d3-5f0c-0         a segment, written once
 ```
 
 Nothing is ever rewritten: a file is written under a name of its own and renamed when it is whole, and a task that is
-run again begins from the batch before. A group that was given no row in a batch has no manifest of it: its
-state is that of the last one before.
+run again begins from the batch before. A manifest appears after all that it names has reached the disk, and a task
+answers after that, so Spark never counts a batch as done whose state a power cut can take back. A group that was given
+no row in a batch has no manifest of it: its state is that of the last one before.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import uuid
-import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from watersmeet.core.errors import SnapshotError
+from watersmeet.spark.durable_files import checked_json, make_directory, names_in, publish, read_json, remove, sync
+from watersmeet.spark.lineage import Lineage, enter, token
 from watersmeet.spark.runs import Run
-from watersmeet.spill.file_store import FileStore, spill_error
+from watersmeet.spill.file_store import FileStore
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "manifest-"
+_NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
 _SWEEP_EVERY = 8
 """Batches between two sweeps of a group: reading all its manifests costs more than the room they take."""
 
@@ -79,13 +80,14 @@ class StateDirectory:
         self._retain = max(2, retain)
         self._batches = path / "batches"
         self._check_owner(owner)
+        self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
 
     def group(self, number: int) -> GroupState:
         """The state of one group of keys."""
         path = self.path / f"group-{number:04d}"
-        _make(path)
-        return GroupState(path, self.batch, self._retain)
+        make_directory(path)
+        return GroupState(path, self.batch, self._retain, self._lineage)
 
     def _check_owner(self, owner: Owner) -> None:
         target = self.path / "state.json"
@@ -96,9 +98,9 @@ class StateDirectory:
                     f"there is no state in {self.path}, but the query goes on with batch {self.batch.number}; put the "
                     f"state directory back, or start again with a new checkpoint"
                 )
-            _make(self._batches)
-            _publish(target, json.dumps(text).encode(), first_wins=True)
-        found = _read(target)
+            make_directory(self._batches)
+            publish(target, checked_json(text), first_wins=True)
+        found = read_json(target)
         if found.get("format") != FORMAT:
             raise SnapshotError(f"the state in {self.path} has another format; start again with a new directory")
         if found["query"] != owner.query:
@@ -120,7 +122,8 @@ class StateDirectory:
     def _begin(self) -> None:
         """Take note that the batch has begun, once the one before is found to have been here."""
         number, run = self.batch.number, self.batch.run
-        seen = sorted(int(name) for name in _names(self._batches) if name.isdigit())
+        names = names_in(self._batches)
+        seen = sorted(int(name) for name in names if name.isdigit())
         if number > 0 and number - 1 not in seen:
             there = f"goes up to batch {seen[-1]}" if seen else "knows of no batch"
             raise SnapshotError(
@@ -128,7 +131,8 @@ class StateDirectory:
                 f"needs batch {number - 1}; put back the state that belongs to the checkpoint, or start both again"
             )
         newer = [each for each in seen if each > number]
-        if any(self._run_of(each) == run for each in newer):
+        earlier = self._lineage.before(run)
+        if any(self._run_of(each) not in earlier for each in newer):
             raise SnapshotError(
                 f"batch {number} has been finished by another attempt, and the query has gone on to {newer[-1]}; "
                 f"this attempt comes too late and changes nothing"
@@ -136,24 +140,21 @@ class StateDirectory:
         if number in seen and self._run_of(number) == run:
             return
         if number in seen or newer:  # the query was started again, and goes back
-            self._forget_from(number, run)
+            self._forget_from(number, {token(each) for each in earlier})
             for each in newer:
-                _remove(self._mark(each))
-        _publish(self._mark(number), run.encode())
-        for each in seen:
-            if each < number - self._retain:
-                _remove(self._mark(each))
+                remove(self._mark(each))
+        publish(self._mark(number), run.encode())
+        for name in names:
+            begun = name.removeprefix(".").partition(".")[0]  # hidden: left by a task that was killed
+            if begun.isdigit() and int(begun) < number - self._retain:
+                remove(self._batches / name)
 
-    def _forget_from(self, number: int, run: str) -> None:
-        """Drop what an earlier run of the query kept of this batch and of later ones."""
+    def _forget_from(self, number: int, tokens: set[str]) -> None:
+        """Drop what earlier runs of the query kept of this batch and of later ones."""
         for group in sorted(self.path.glob("group-*")):
-            for batch in manifests(group):
-                path = manifest_path(group, batch)
-                if batch > number or (batch == number and path.exists() and _read(path).get("run") != run):
-                    _remove(path)
-            for name in _names(group):
-                if not name.startswith(_MANIFEST) and batch_of(name) >= number and token(run) not in name.split("-"):
-                    _remove(group / name)
+            for name in names_in(group):
+                if batch_of(name) >= number and token_of(name) in tokens:
+                    remove(group / name)
 
     def _mark(self, number: int) -> Path:
         return self._batches / f"{number:012d}"
@@ -168,13 +169,16 @@ class StateDirectory:
 class GroupState:
     """One group's versions, as a task of one batch sees them."""
 
-    def __init__(self, path: Path, batch: Batch, retain: int) -> None:
+    def __init__(self, path: Path, batch: Batch, retain: int, lineage: Lineage) -> None:
         self.store = FileStore.at(path)
         self._path = path
         self._batch = batch
         self._retain = retain
+        self._lineage = lineage
         self._attempt = f"{token(batch.run)}-{uuid.uuid4().hex[:12]}"
         self._written = 0
+        self._last = -1
+        """The batch of which the group's state was, when this one began."""
 
     def name(self, side: int) -> str:
         """A new segment's name, which no other attempt uses."""
@@ -183,127 +187,87 @@ class GroupState:
 
     def before(self) -> Held:
         """What the group held when the batch began."""
-        earlier = [batch for batch in manifests(self._path) if batch < self._batch.number]
-        held = self._load(earlier[-1]) if earlier else Held.nothing()
+        names = names_in(self._path)
+        earlier = [each for each in manifests(names, self._lineage).items() if each[0] < self._batch.number]
+        held = self._load(*earlier[-1]) if earlier else Held.nothing()
+        self._last = held.batch
         # A batch whose segments are here has ended, or this one would not have begun: its manifest must be here, too.
-        for name in self.store.names():
-            if not name.startswith(_MANIFEST) and held.batch < batch_of(name) < self._batch.number:
+        for name in names:
+            batch = batch_of(name)
+            if held.batch < batch < self._batch.number and _is_segment(name) and _is_valid(name, self._lineage):
                 raise SnapshotError(
-                    f"the manifest of batch {batch_of(name)} is missing from {self._path}, where segment {name!r} of "
+                    f"the manifest of batch {batch} is missing from {self._path}, where segment {name!r} of "
                     f"that batch is; put it back, or start again with a new state directory and checkpoint"
                 )
         return held
 
     def publish(self, held: Held) -> None:
         """Make this what the group holds after the batch, all at once."""
-        content: dict[str, Any] = {
+        content = {
             "format": FORMAT,
             "batch": held.batch,
             "run": self._batch.run,
             "sides": [[run.to_json() for run in runs] for runs in held.runs],
         }
-        text = json.dumps(content, separators=(",", ":"))
-        line = json.dumps({"checksum": zlib.crc32(text.encode())})
-        _publish(manifest_path(self._path, held.batch), f"{text}\n{line}\n".encode())
-        if held.batch % _SWEEP_EVERY == 0:
+        # What was merged away within the batch is never needed, so only what is named is brought to the disk.
+        sync(self._path / name for name in sorted(held.segments()) if self._attempt in name)
+        publish(self._path / manifest_name(held.batch, self._batch.run), checked_json(content))
+        if self._last // _SWEEP_EVERY < held.batch // _SWEEP_EVERY:  # whichever batches the group has rows in
             self.sweep()
 
     def sweep(self) -> None:
-        """Drop versions that nobody can go back to, and segments that no version needs."""
+        """Drop versions that nobody can go back to, and files that no version needs: those of dead attempts, too."""
         oldest = self._batch.number - self._retain
-        versions = manifests(self._path)
+        names = names_in(self._path)
+        versions = manifests(names, self._lineage)
         needed_from = max((batch for batch in versions if batch <= oldest), default=0)
-        for batch in versions:
-            if batch < needed_from:
-                _remove(manifest_path(self._path, batch))
-        needed = set[str]().union(*(self._load(batch).segments() for batch in versions if batch >= needed_from))
-        for name in _names(self._path):
-            plain = name.removeprefix(".")  # hidden: left unfinished by an attempt that was killed
-            if not name.startswith(_MANIFEST) and plain not in needed and -1 < batch_of(plain) <= oldest:
-                _remove(self._path / name)
+        needed = set[str]()
+        for batch, name in versions.items():
+            if batch >= needed_from:
+                needed |= {name} | self._load(batch, name).segments()
+        for name in names:
+            if name not in needed and -1 < batch_of(name) <= oldest:
+                remove(self._path / name)
 
-    def _load(self, batch: int) -> Held:
-        path = manifest_path(self._path, batch)
-        found = _read(path)
+    def _load(self, batch: int, name: str) -> Held:
+        path = self._path / name
+        found = read_json(path)
         if found.get("format") != FORMAT or found.get("batch") != batch:
             raise SnapshotError(f"{path} is not the manifest of batch {batch}; put back the one that was there")
         left, right = (tuple(Run.from_json(run) for run in runs) for runs in found["sides"])
         return Held(batch, (left, right))
 
 
-def manifests(group: Path) -> list[int]:
-    """The batches of which a group has a manifest, in order."""
-    return sorted(int(name.removeprefix(_MANIFEST)) for name in _names(group) if name.startswith(_MANIFEST))
+def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
+    """Of the names in a group's directory, those of valid manifests, by their batches and in order."""
+    found = {batch_of(name): name for name in names if name.startswith(_MANIFEST) and _is_valid(name, lineage)}
+    return dict(sorted(found.items()))
 
 
-def manifest_path(group: Path, batch: int) -> Path:
-    """Where a manifest lies."""
-    return group / f"{_MANIFEST}{batch:012d}"
+def manifest_name(batch: int, run: str) -> str:
+    """What the manifest of a batch is called."""
+    return f"{_MANIFEST}{batch:012d}-{token(run)}"
 
 
 def batch_of(name: str) -> int:
-    """The batch that wrote a segment, or began to write a manifest; -1 for any other file.
+    """The batch of a segment or manifest, hidden or not; -1 for any other file.
 
-    >>> batch_of("left-12-77a1-5f0c-0"), batch_of("manifest-000000000012.5f0c"), batch_of("notes.txt")
+    >>> batch_of("left-12-77a1c2d3-5f0c-0"), batch_of(".manifest-000000000012-77a1c2d3.5f0c"), batch_of("notes.txt")
     (12, 12, -1)
     """
-    kind, _, rest = name.partition("-")
-    number = rest.partition("-")[0].partition(".")[0]
-    return int(number) if kind in ("left", "right", "manifest") and number.isdigit() else -1
+    found = _NAME.match(name)
+    return int(found["batch"]) if found else -1
 
 
-def token(run: str) -> str:
-    """A run of the query, as it is part of its segments' names."""
-    return f"{zlib.crc32(run.encode()):08x}"
+def token_of(name: str) -> str:
+    """The token of the run that wrote a segment or manifest; empty for any other file."""
+    found = _NAME.match(name)
+    return found["token"] if found else ""
 
 
-def _names(directory: Path) -> list[str]:
-    try:
-        return [path.name for path in directory.iterdir()]
-    except FileNotFoundError as error:
-        raise SnapshotError(
-            f"{directory} is missing; put it back, or start again with a new state directory"
-        ) from error
+def _is_valid(name: str, lineage: Lineage) -> bool:
+    return lineage.answers_for(batch_of(name), token_of(name))
 
 
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise spill_error(error, f"make the state directory {path}") from error
-
-
-def _publish(target: Path, content: bytes, first_wins: bool = False) -> None:
-    """Write a file under a name of its own, and let it appear whole."""
-    hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
-    rename: Callable[[Path, Path], None] = os.link if first_wins else os.replace
-    try:
-        try:
-            hidden.write_bytes(content)
-            with suppress(FileExistsError):
-                rename(hidden, target)
-        finally:
-            hidden.unlink(missing_ok=True)
-    except OSError as error:
-        raise spill_error(error, f"write {target}") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file, and the checksum on its second line if it has one."""
-    try:
-        text, _, rest = path.read_text().partition("\n")
-        found: dict[str, Any] = json.loads(text)
-        if rest and json.loads(rest)["checksum"] != zlib.crc32(text.encode()):
-            raise ValueError("its checksum differs")
-    except FileNotFoundError as error:
-        raise SnapshotError(f"{path} is missing; put it back, or start again with a new state directory") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise SnapshotError(
-            f"{path} is damaged ({error}); put back a sound copy, or start again with a new state directory"
-        ) from error
-    return found
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):  # another task of the batch was faster
-        path.unlink()
+def _is_segment(name: str) -> bool:
+    return not name.startswith((".", _MANIFEST))
