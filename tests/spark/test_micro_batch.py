@@ -17,6 +17,7 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.events import Arrive
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.joins.xjoin import XJoin
+from watersmeet.spark.lineage import Lineage
 from watersmeet.spark.merging import to_merge
 from watersmeet.spark.micro_batch import MicroBatchJoin
 from watersmeet.spark.opened import OpenSegments
@@ -26,6 +27,7 @@ from watersmeet.spark.state_directory import Batch, GroupState, Held, batch_of, 
 from watersmeet.spill.file_store import FileStore
 
 Pieces = list[tuple[int, pa.RecordBatch]]
+ONE_RUN = Lineage((("run", 0),))
 
 
 class Group:
@@ -40,7 +42,7 @@ class Group:
     def batch(self, pieces: Pieces, number: int | None = None) -> list[pa.RecordBatch]:
         """Run a batch, the next one unless told; each with its own mappings, as another process would."""
         number = self.next if number is None else number
-        group = GroupState(self.path, Batch(number, "run"), retain=3)
+        group = GroupState(self.path, Batch(number, "run"), retain=3, lineage=ONE_RUN)
         held = group.before()
         join = MicroBatchJoin(self.spec, self.memory, group.store, group.name, OpenSegments())
         join.receive(pieces)
@@ -133,17 +135,17 @@ def test_runs_stay_few_and_old_files_go(tmp_path: Path) -> None:
         pieces = [(0, left.slice(start, 100)), (1, right.slice(start, 100))]
         found += sum(batch.num_rows for batch in group.batch(pieces))
     assert found == _count(left, right)
-    held = GroupState(group.path, Batch(group.next, "run"), 3).before()
+    held = GroupState(group.path, Batch(group.next, "run"), 3, ONE_RUN).before()
     assert all(len(runs) <= 6 for runs in held.runs)
     assert all(sum(run.rows for run in runs) == 4_000 for runs in held.runs)
     # Versions 37 to 39 can be gone back to, so 36, the state before them, stays; segments stay while one has them.
-    state = GroupState(group.path, Batch(39, "run"), 3)
+    state = GroupState(group.path, Batch(39, "run"), 3, ONE_RUN)
     state.sweep()
-    assert manifests(group.path) == [36, 37, 38, 39]
+    assert list(manifests((path.name for path in group.path.iterdir()), ONE_RUN)) == [36, 37, 38, 39]
     needed = set[str]().union(
-        *(GroupState(group.path, Batch(n + 1, "run"), 3).before().segments() for n in range(36, 40))
+        *(GroupState(group.path, Batch(n + 1, "run"), 3, ONE_RUN).before().segments() for n in range(36, 40))
     )
-    old = {path.name for path in group.path.glob("*-*-*") if batch_of(path.name) <= 36}
+    old = {path.name for path in group.path.glob("*-*-*-*") if batch_of(path.name) <= 36}
     assert old
     assert old <= needed <= {path.name for path in group.path.iterdir()}
 
