@@ -34,6 +34,7 @@ class FileSource(BaseSource):
     ) -> None:
         text = str(Path(path).expanduser())
         super().__init__(text if name == UNNAMED else name, schema, batch_rows)
+        self.path = text
         self._files = self._matches(text)
         for file in self._files:
             try:
@@ -43,6 +44,11 @@ class FileSource(BaseSource):
         self._imposed = schema is not None
         self._opened: Opened | None = None
         self._current = self._files[0]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, in the order in which they are read."""
+        return list(self._files)
 
     def _matches(self, text: str) -> list[Path]:
         path = Path(text)

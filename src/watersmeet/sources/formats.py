@@ -110,6 +110,12 @@ def open_ndjson(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened
 
 def open_ipc(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened:
     """Arrow's own format, file or stream (told apart by the first bytes), mapped rather than read."""
+    found, raw, mapping = map_ipc(path)
+    return Opened(found, _mapped_batches(raw, mapping, batch_rows), lambda: None)
+
+
+def map_ipc(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch], mmap.mmap]:
+    """A file in Arrow's own format: its schema, its batches as they are and not yet checked, and the mapping."""
     with path.open("rb") as file:
         magic = file.read(6)
         if not magic:
@@ -118,12 +124,9 @@ def open_ipc(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened:
     buffer = pa.py_buffer(mapping)
     if magic == b"ARROW1":
         file_reader = pyarrow.ipc.open_file(buffer)
-        found = file_reader.schema
-        raw = map(file_reader.get_batch, range(file_reader.num_record_batches))
-    else:
-        found = (stream_reader := pyarrow.ipc.open_stream(buffer)).schema
-        raw = iter(stream_reader)
-    return Opened(found, _mapped_batches(raw, mapping, batch_rows), lambda: None)
+        return file_reader.schema, map(file_reader.get_batch, range(file_reader.num_record_batches)), mapping
+    stream_reader = pyarrow.ipc.open_stream(buffer)
+    return stream_reader.schema, iter(stream_reader), mapping
 
 
 def _mapped_batches(raw: Iterator[pa.RecordBatch], mapping: mmap.mmap, batch_rows: int) -> Iterator[pa.RecordBatch]:

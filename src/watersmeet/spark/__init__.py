@@ -17,5 +17,6 @@ right ─┘                                   │ state of batch N-1 in, state 
 from __future__ import annotations
 
 from watersmeet.spark.join_plan import join
+from watersmeet.spark.source import register
 
-__all__ = ["join"]
+__all__ = ["join", "register"]
