@@ -21,8 +21,8 @@ ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _
 """Every operator by its name; being listed here puts it through the conformance suite."""
 
 
-def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ProgressiveJoin:
-    """The operator for a spec.
+def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoin], str]:
+    """The class of the operator for a spec, and why it is that one.
 
     `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
     For a band it is `diner`.
@@ -34,11 +34,17 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
         algorithm, reason = "diner", "it joins by ranges of values, in memory and on disk"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
+    return ALGORITHMS[algorithm], reason
+
+
+def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ProgressiveJoin:
+    """The operator for a spec; see `choose`."""
+    chosen, reason = choose(spec, algorithm)
     try:
-        operator = ALGORITHMS[algorithm](spec, memory, store, **options)
+        operator = chosen(spec, memory, store, **options)
     except TypeError as problem:
         if options and "unexpected keyword" in str(problem):
-            raise SpecError(f"{algorithm} does not take the options {', '.join(map(repr, options))}") from None
+            raise SpecError(f"{chosen.name} does not take the options {', '.join(map(repr, options))}") from None
         raise
     operator.reason = reason
     return operator

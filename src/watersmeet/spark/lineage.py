@@ -38,6 +38,19 @@ class Lineage:
         run = next((run for run, first in reversed(self.runs) if first <= batch), None)
         return run is not None and token(run) == run_token
 
+    def repeated(self, batch: int) -> list[str]:
+        """The earlier runs, the last one first, at whose batch the query has been started again ever since.
+
+        >>> Lineage((("a", 0), ("b", 12), ("c", 12))).repeated(12), Lineage((("a", 0), ("b", 12))).repeated(13)
+        (['b', 'a'], [])
+        """
+        found = []
+        for (earlier, _), (_, first) in zip(reversed(self.runs[:-1]), reversed(self.runs[1:]), strict=True):
+            if first != batch:
+                break
+            found.append(earlier)
+        return found
+
     def before(self, run: str) -> set[str]:
         """The runs that came before this one."""
         names = [each for each, _ in self.runs]

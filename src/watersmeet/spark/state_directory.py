@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.durable_files import checked_json, make_directory, names_in, publish, read_json, remove, sync
@@ -31,6 +32,10 @@ from watersmeet.spark.runs import Run
 from watersmeet.spill.file_store import FileStore
 
 FORMAT = 2
+SEGMENTS = "segments"
+"""In the manifest of an operator: the names of its segments."""
+RESULTS = "results"
+"""In the manifest of an operator: the names of the files that keep what the batch gave, until it is over."""
 _MANIFEST = "manifest-"
 _NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
 _SWEEP_EVERY = 8
@@ -110,8 +115,8 @@ class StateDirectory:
             )
         if found["join"] != owner.fingerprint:
             raise SnapshotError(
-                f"the state in {self.path} belongs to another join: inputs, conditions or suffixes are not those it "
-                f"was begun with; change them back, or start again with a new state directory and checkpoint"
+                f"the state in {self.path} belongs to another join: inputs, conditions, suffixes or algorithm are not "
+                f"those it was begun with; change them back, or start again with a new state directory and checkpoint"
             )
         if found["groups"] != owner.groups:
             raise SnapshotError(
@@ -140,7 +145,7 @@ class StateDirectory:
         if number in seen and self._run_of(number) == run:
             return
         if number in seen or newer:  # the query was started again, and goes back
-            self._forget_from(number, {token(each) for each in earlier})
+            self._forget_from(number, {token(each) for each in earlier}, replayed=not newer)
             for each in newer:
                 remove(self._mark(each))
         publish(self._mark(number), run.encode())
@@ -149,11 +154,19 @@ class StateDirectory:
             if begun.isdigit() and int(begun) < number - self._retain:
                 remove(self._batches / name)
 
-    def _forget_from(self, number: int, tokens: set[str]) -> None:
-        """Drop what earlier runs of the query kept of this batch and of later ones."""
+    def _forget_from(self, number: int, tokens: set[str], replayed: bool) -> None:
+        """Drop what earlier runs of the query kept of this batch and of later ones.
+
+        Of a batch that is only replayed, versions that carry their results stay: the sink may have taken these.
+        """
         for group in sorted(self.path.glob("group-*")):
-            for name in names_in(group):
-                if batch_of(name) >= number and token_of(name) in tokens:
+            names = names_in(group)
+            stays = replayed and any(
+                batch_of(name) == number and name.startswith(_MANIFEST) and RESULTS in read_json(group / name)
+                for name in names
+            )
+            for name in names:
+                if batch_of(name) >= number + stays and token_of(name) in tokens:
                     remove(group / name)
 
     def _mark(self, number: int) -> Path:
@@ -180,40 +193,91 @@ class GroupState:
         self._last = -1
         """The batch of which the group's state was, when this one began."""
 
+    @property
+    def place(self) -> str:
+        """The group's directory."""
+        return str(self._path)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that is at work."""
+        return self._batch
+
+    @property
+    def attempt(self) -> str:
+        """What tells this attempt at the batch from all others."""
+        return self._attempt
+
     def name(self, side: int) -> str:
         """A new segment's name, which no other attempt uses."""
+        return self.file(("left", "right")[side])
+
+    def file(self, kind: str) -> str:
+        """A new file's name, which no other attempt uses."""
         self._written += 1
-        return f"{('left', 'right')[side]}-{self._batch.number}-{self._attempt}-{self._written - 1}"
+        return f"{kind}-{self._batch.number}-{self._attempt}-{self._written - 1}"
 
     def before(self) -> Held:
         """What the group held when the batch began."""
+        found = self.latest()
+        return Held.nothing() if found is None else _held(found)
+
+    def latest(self) -> dict[str, Any] | None:
+        """The last manifest from before the batch; None if there is none."""
         names = names_in(self._path)
         earlier = [each for each in manifests(names, self._lineage).items() if each[0] < self._batch.number]
-        held = self._load(*earlier[-1]) if earlier else Held.nothing()
-        self._last = held.batch
+        self._last = earlier[-1][0] if earlier else -1
         # A batch whose segments are here has ended, or this one would not have begun: its manifest must be here, too.
         for name in names:
             batch = batch_of(name)
-            if held.batch < batch < self._batch.number and _is_segment(name) and _is_valid(name, self._lineage):
+            if self._last < batch < self._batch.number and _is_segment(name) and _is_valid(name, self._lineage):
                 raise SnapshotError(
                     f"the manifest of batch {batch} is missing from {self._path}, where segment {name!r} of "
                     f"that batch is; put it back, or start again with a new state directory and checkpoint"
                 )
-        return held
+        return self._load(*earlier[-1]) if earlier else None
+
+    def published(self) -> dict[str, Any] | None:
+        """The manifest of this very batch, if an attempt of this run has published it.
+
+        The same of an earlier run, if this one only repeats the batch, becomes this run's: what it carries may have
+        reached the sink.
+        """
+        number = self._batch.number
+        own = manifest_name(number, self._batch.run)
+        if (self._path / own).exists():
+            return self._load(number, own)
+        for run in self._lineage.repeated(number):
+            name = manifest_name(number, run)
+            if (self._path / name).exists():
+                found = self._load(number, name)
+                if RESULTS in found:
+                    publish(self._path / own, checked_json(found), first_wins=True)
+                    return self._load(number, own)
+        return None
 
     def publish(self, held: Held) -> None:
         """Make this what the group holds after the batch, all at once."""
-        content = {
-            "format": FORMAT,
-            "batch": held.batch,
-            "run": self._batch.run,
-            "sides": [[run.to_json() for run in runs] for runs in held.runs],
-        }
+        self._publish({"sides": [[run.to_json() for run in runs] for runs in held.runs]}, held.segments(), False)
+
+    def publish_once(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Make this what the group holds after the batch, unless another attempt was first; returns what holds now."""
+        self._publish(content, {*content[SEGMENTS], *content[RESULTS]}, True)
+        return self._load(self._batch.number, manifest_name(self._batch.number, self._batch.run))
+
+    def _publish(self, content: dict[str, Any], files: set[str], first_wins: bool) -> None:
+        number, run = self._batch.number, self._batch.run
+        whole = {"format": FORMAT, "batch": number, "run": run, "attempt": self._attempt, **content}
         # What was merged away within the batch is never needed, so only what is named is brought to the disk.
-        sync(self._path / name for name in sorted(held.segments()) if self._attempt in name)
-        publish(self._path / manifest_name(held.batch, self._batch.run), checked_json(content))
-        if self._last // _SWEEP_EVERY < held.batch // _SWEEP_EVERY:  # whichever batches the group has rows in
+        sync(self._path / name for name in sorted(files) if self._attempt in name)
+        publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=first_wins)
+        if self._last // _SWEEP_EVERY < number // _SWEEP_EVERY:  # whichever batches the group has rows in
             self.sweep()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Drop files that no version needs."""
+        for name in names:
+            remove(self._path / name)
 
     def sweep(self) -> None:
         """Drop versions that nobody can go back to, and files that no version needs: those of dead attempts, too."""
@@ -224,18 +288,27 @@ class GroupState:
         needed = set[str]()
         for batch, name in versions.items():
             if batch >= needed_from:
-                needed |= {name} | self._load(batch, name).segments()
+                needed |= {name} | _files(self._load(batch, name))
         for name in names:
             if name not in needed and -1 < batch_of(name) <= oldest:
                 remove(self._path / name)
 
-    def _load(self, batch: int, name: str) -> Held:
+    def _load(self, batch: int, name: str) -> dict[str, Any]:
         path = self._path / name
         found = read_json(path)
         if found.get("format") != FORMAT or found.get("batch") != batch:
             raise SnapshotError(f"{path} is not the manifest of batch {batch}; put back the one that was there")
-        left, right = (tuple(Run.from_json(run) for run in runs) for runs in found["sides"])
-        return Held(batch, (left, right))
+        return found
+
+
+def _held(manifest: dict[str, Any]) -> Held:
+    left, right = (tuple(Run.from_json(run) for run in runs) for runs in manifest["sides"])
+    return Held(manifest["batch"], (left, right))
+
+
+def _files(manifest: dict[str, Any]) -> set[str]:
+    """What a version needs."""
+    return {*manifest[SEGMENTS], *manifest[RESULTS]} if RESULTS in manifest else _held(manifest).segments()
 
 
 def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:

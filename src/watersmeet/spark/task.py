@@ -5,27 +5,20 @@ Spark sends only a `JoinTask` to the workers, a description without code; the co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import TaskContext
 
-from watersmeet.core.errors import SnapshotError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.spark import opened
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
 from watersmeet.spark.micro_batch import Counts, MicroBatchJoin
 from watersmeet.spark.row_layout import RowLayout
-from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory
+from watersmeet.spark.state_directory import GroupState, Held, Owner, StateDirectory
+from watersmeet.spark.task_context import current_batch, scratch_directory
 from watersmeet.spill.file_store import FileStore
-
-_BATCH_ID = "streaming.sql.batchId"
-_QUERY_ID = "sql.streaming.queryId"
-_RUN_ID = "spark.jobGroup.id"
-"""Of a streaming query's jobs, the group is the run: a new one each time the query is started."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +41,13 @@ class JoinTask:
         _, first = next(pieces, (-1, None))
         if first is None:
             return
-        with FileStore(_scratch()) as store:
+        with FileStore(scratch_directory()) as store:
             join = MicroBatchJoin(self.spec, self.memory, store)
             join.receive(_all(first, pieces))
             yield from join.results(((), ()))
 
     def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        batch, query = _where()
+        batch, query = current_batch()
         directory = StateDirectory(path, Owner(self.spec.fingerprint, self.groups, query), batch, self.retain)
         pieces = self._pieces(batches)
         number, first = next(pieces, (-1, None))
@@ -102,22 +95,3 @@ def _figures(counts: Counts, group: GroupState, held: Held) -> Figures:
         state_rows=sum(ref.rows for ref in refs),
         state_bytes=sum(ref.nbytes for ref in refs),
     )
-
-
-def _scratch() -> Path | None:
-    """Where Spark lets tasks put what does not fit into memory."""
-    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return Path(directories[0]) if directories[0] else None
-
-
-def _where() -> tuple[Batch, str]:
-    """Which batch of which query this task is part of."""
-    context = TaskContext.get()
-    number = context.getLocalProperty(_BATCH_ID) if context is not None else None
-    query = context.getLocalProperty(_QUERY_ID) if context is not None else None
-    if context is None or number is None or query is None:
-        raise SnapshotError(
-            "this task is not part of a streaming query's micro-batch, so it cannot tell which state to go on from; "
-            "write the joined stream with writeStream, in micro-batches"
-        )
-    return Batch(int(number), context.getLocalProperty(_RUN_ID) or query), query

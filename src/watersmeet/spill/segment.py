@@ -312,6 +312,14 @@ class Segment:
         return self._buffer
 
 
+def sealed_checksum(buffer: pa.Buffer) -> int:
+    """The checksum that a sealed segment ends with, unverified; -1 if there is no room for one."""
+    if buffer.size < _TRAILER.size:
+        return -1
+    checksum: int = _TRAILER.unpack(buffer.slice(buffer.size - _TRAILER.size))[2]
+    return checksum
+
+
 def _read_directory(name: str, buffer: pa.Buffer) -> _Directory:
     """The directory, once both ends of the segment and its size are found to be as written."""
     size = buffer.size

@@ -1,0 +1,128 @@
+"""The function of `mapInArrow` around an operator of the protocol: a batch of rows and signs in, results out.
+
+A verb adds an `OperatorFactory`; nothing here knows what its operator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from watersmeet.core.events import Arrive, End, Status
+from watersmeet.spark import kept_operators
+from watersmeet.spark.arrivals import Arrivals
+from watersmeet.spark.metrics import Figures, figures_row, with_figures
+from watersmeet.spark.operator_group import POLL_FUEL, OperatorFactory, OperatorGroup, Outcome, Shares
+from watersmeet.spark.row_layout import RowLayout
+from watersmeet.spark.signs import SIGN_CODES
+from watersmeet.spark.source import END
+from watersmeet.spark.state_directory import Owner, StateDirectory
+from watersmeet.spark.task_context import current_batch, scratch_directory
+from watersmeet.spill.file_store import FileStore
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """A streaming operator's task if it has a state directory, else that of one pass over batch DataFrames."""
+
+    factory: OperatorFactory
+    layout: RowLayout
+    memory: int
+    groups: int
+    fuel: int = 0
+    state: str | None = None
+    retain: int = 100
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take the rows of one partition."""
+        return self._in_one_pass(batches) if self.state is None else self._go_on(Path(self.state), batches)
+
+    def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""
+        first = next(batches, None)
+        if first is None:
+            return
+        incoming = _Incoming(self)
+        with FileStore(scratch_directory()) as store:
+            operator = self.factory.build(self.memory, store)
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                for number, rows in incoming.take(batch):
+                    operator.receive(Arrive(number, rows))
+                    status = Status.HAS_OUTPUT
+                    while status is Status.HAS_OUTPUT:
+                        step = operator.poll(0.0, POLL_FUEL)
+                        status = step.status
+                        if step.out is not None:
+                            yield step.out
+                batch = next(batches, None)
+            for number in range(len(self.factory.inputs)):
+                operator.receive(End(number))
+            status = Status.HAS_OUTPUT
+            while status is not Status.DONE:
+                step = operator.poll(0.0, POLL_FUEL)
+                status = step.status
+                if step.out is not None:
+                    yield step.out
+            operator.close()
+
+    def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        batch, query = current_batch()
+        owner = Owner(self.factory.fingerprint, self.groups, query)
+        directory = StateDirectory(path, owner, batch, self.retain)
+        incoming = _Incoming(self)
+        limit = Shares.of(self.memory).arrivals
+        with closing(Arrivals(self.factory.inputs, limit, lambda: FileStore(scratch_directory()))) as arrivals:
+            for each in batches:
+                for number, rows in incoming.take(each):
+                    arrivals.add(number, rows)
+            if incoming.group is None:
+                return
+            group = directory.group(incoming.group)
+            outcome = OperatorGroup(self.factory, self.memory, self.fuel, group, kept_operators.WORKER).run(
+                arrivals, frozenset(incoming.ended)
+            )
+        yield from with_figures(outcome.results)
+        yield figures_row(self.factory.output, _figures(outcome))
+
+
+class _Incoming:
+    """Rows as Spark delivers them, the signs among them taken out."""
+
+    def __init__(self, task: OperatorTask) -> None:
+        self.group: int | None = None
+        self.ended: set[int] = set()
+        self._task = task
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The ordinary rows of a batch, each piece of one input."""
+        if not batch.num_rows:
+            return
+        task = self._task
+        signs = batch.column(batch.num_columns - 1).to_numpy()
+        plain = batch
+        if signs.any():
+            sides = batch.column(0).to_numpy()
+            self.ended.update((sides[signs == SIGN_CODES[END]] & 1).tolist())
+            plain = batch.filter(pa.array(signs == 0))
+            self.group = int(sides[0]) >> 1 if self.group is None else self.group
+        if plain.num_rows:
+            self.group, halves = task.layout.split(plain, task.factory.inputs, self.group)
+            yield from ((side, rows) for side, rows in enumerate(halves) if rows is not None)
+
+
+def _figures(outcome: Outcome) -> Figures:
+    counts = outcome.counts
+    return Figures(
+        left_rows=counts.rows[0],
+        right_rows=counts.rows[1],
+        results=counts.results,
+        memory=counts.peak,
+        written=counts.written,
+        state_rows=0,
+        state_bytes=counts.state_bytes,
+    )

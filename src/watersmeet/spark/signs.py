@@ -1,0 +1,67 @@
+"""What an input says about itself among its rows: that it has ended, or that it is silent and still there.
+
+An input that ends has a column `watersmeet_event`: NULL in an ordinary row, `"end"` in a row that says that this input
+has ended, `"tick"` in one that is a sign of life, so that a micro-batch runs and the silence can be used. In rows
+that are signs, every other column is NULL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as fn
+from pyspark.sql import types as st
+
+from watersmeet.core.errors import SpecError
+from watersmeet.spark.source import END, EVENT, TICK
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SIGN_CODES = {END: 1, TICK: 2}
+"""How signs travel to the tasks; an ordinary row has 0."""
+
+
+def has_signs(frame: DataFrame, name: str) -> bool:
+    """Whether an input says when it ends; an error if its column of signs is no text."""
+    found = [field for field in frame.schema.fields if field.name == EVENT]
+    if found and (len(found) > 1 or not isinstance(found[0].dataType, st.StringType)):
+        raise SpecError(f"{name} has a column {EVENT!r} that is not one of strings; see watersmeet.spark.signs")
+    return bool(found)
+
+
+def sign_code(event: Column) -> Column:
+    """The code of a row's sign; the query fails at a sign that there is not."""
+    unknown = fn.concat(
+        fn.lit(f"{EVENT} must be NULL, '{END}' or '{TICK}', not '"), event, fn.lit("'; correct the source")
+    )
+    code = fn.when(event.isNull(), fn.lit(0))
+    for sign, number in SIGN_CODES.items():
+        code = code.when(event == fn.lit(sign), fn.lit(number))
+    return code.otherwise(fn.raise_error(unknown)).cast("tinyint")
+
+
+def with_events(frame: DataFrame, events: DataFrame) -> DataFrame:
+    """An input for a progressive join out of any stream, and a second stream that says when the first one ends.
+
+    `events` has one column of strings: `"end"` once the input has ended, `"tick"` now and then while it is silent. A
+    directory of text files will do, into which somebody puts a file with the word `end` when all is written:
+
+        orders = wms.with_events(
+            spark.readStream.schema(schema).option("maxFilesPerTrigger", 4).parquet("orders/"),
+            spark.readStream.text("orders-control/"),
+        )
+
+    The end must not come in an earlier micro-batch than the last rows, so put it there when these have been read.
+    """
+    if len(events.columns) != 1 or not isinstance(events.schema.fields[0].dataType, st.StringType):
+        raise SpecError(
+            f"events must have one column of strings, '{END}' or '{TICK}', not {events.schema.simpleString()}"
+        )
+    if EVENT in frame.columns:
+        raise SpecError(f"the input has a column {EVENT!r} already")
+    plain = frame.withColumn(EVENT, fn.lit(None).cast("string"))
+    nothing = [fn.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    signs = events.toDF(EVENT).where(fn.col(EVENT).isNotNull()).select(*nothing, EVENT)
+    return plain.union(signs)
