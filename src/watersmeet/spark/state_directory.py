@@ -154,7 +154,7 @@ class StateDirectory:
             if begun.isdigit() and int(begun) < number - self._retain:
                 remove(self._batches / name)
 
-    def _forget_from(self, number: int, tokens: set[str], replayed: bool) -> None:
+    def _forget_from(self, number: int, tokens: set[str], replayed: bool = False) -> None:
         """Drop what earlier runs of the query kept of this batch and of later ones.
 
         Of a batch that is only replayed, versions that carry their results stay: the sink may have taken these.
