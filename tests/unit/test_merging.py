@@ -12,22 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watersmeet.core.cost import Meter
-from watersmeet.core.spec import JoinSpec, Output, parse_on
+from watersmeet.core.spec import JoinSpec, Output, band, parse_on
 from watersmeet.kernels.merge import probe_sorted
 from watersmeet.memory import Budget
 from watersmeet.spill.store import MemoryStore
 from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.keys import KeyCodec
 from watersmeet.state.ledger import FOREVER, Ledger, Stay, Stretch
+from watersmeet.state.meeting import CloseValues, Meeting, SameHash
 from watersmeet.state.merging import Group, Merge, group_to_merge
 from watersmeet.state.pages import page_schema
 from watersmeet.state.pairs import PairBuffer
+from watersmeet.state.ranges import RangeCodec
 from watersmeet.state.rows import RowPlan
 from watersmeet.state.side import Layout, SideTable
 from watersmeet.state.sorted_runs import RunWriter
 
 SCHEMA = pa.schema({"k": pa.int64()})
 SPEC = JoinSpec(SCHEMA, SCHEMA, parse_on("k"), output=Output.PAIRS)
+Meets = tuple[int, bool] | None
+"""None: equal hashes. Else the width of a band, and whether tails are kept in memory."""
 
 
 def ints(*values: int) -> Any:
@@ -51,16 +55,20 @@ def test_sorted_probe_finds_every_pair_once_however_it_is_cut(
 
 
 class Bench:
-    """Two disks with one partition, whose flushes are given as hashes."""
+    """Two disks with one partition, whose flushes are given as hashes, or as values that meet those close to them."""
 
-    def __init__(self, flushes: list[tuple[list[int], list[int]]], page_bytes: int = 100) -> None:
+    def __init__(self, flushes: list[tuple[list[int], list[int]]], page_bytes: int = 100, meets: Meets = None) -> None:
         self.store, self.meter, self.budget = MemoryStore(), Meter(), Budget(1 << 24)
-        self.codec = KeyCodec(SPEC)
-        self.plans = (RowPlan(SPEC, 0, self.codec.exact), RowPlan(SPEC, 1, self.codec.exact))
+        self.width, self.keeps_tails = meets or (0, False)
+        spec = SPEC if meets is None else JoinSpec(SCHEMA, SCHEMA, (band("k", meets[0]),), output=Output.PAIRS)
+        codec = RangeCodec(spec)
+        self.codec: KeyCodec = KeyCodec(spec) if meets is None else codec
+        self.meeting: Meeting = SameHash() if meets is None else CloseValues(codec)
+        self.plans = (RowPlan(spec, 0, self.codec.exact), RowPlan(spec, 1, self.codec.exact))
         claim = self.budget.reservation("catalogue")
         self.disks = tuple(DiskSide(1, self.store, f"run-{side}", claim, self.meter) for side in (0, 1))
         self.ledger = Ledger(1, self.budget.reservation("ledger"))
-        self.pairs = PairBuffer(SPEC, self.codec, self.plans, 5)
+        self.pairs = PairBuffer(spec, self.codec, self.plans, 5)
         self.page_bytes = page_bytes
         self.tick = 0
         self.numbers = [0, 0]
@@ -95,7 +103,7 @@ class Bench:
             writers.append(writer if count > 1 else None)
         assert self.ledger.try_reserve_merge()
         parts = (groups[0], groups[1]), (writers[0], writers[1])
-        return Merge(self.disks, self.ledger, 0, *parts, self.meter, 1)
+        return Merge(self.disks, self.ledger, 0, *parts, self.meter, 1, self.meeting, self.keeps_tails)
 
     def finish(self, merge: Merge) -> None:
         merge.seal()
@@ -115,7 +123,7 @@ class Bench:
 
     def expected(self) -> Counter[tuple[int, int]]:
         left, right = self.hashes
-        return Counter((i, j) for i, l in enumerate(left) for j, r in enumerate(right) if l == r)
+        return Counter((i, j) for i, l in enumerate(left) for j, r in enumerate(right) if abs(l - r) <= self.width)
 
     @property
     def complete(self) -> bool:
@@ -128,13 +136,15 @@ flushes = st.lists(
     max_size=5,
 )
 
+meets = st.none() | st.tuples(st.sampled_from([0, 1, 3, 20]), st.booleans())
 
-@settings(max_examples=60)
-@given(flushes, st.integers(2, 4), st.integers(30, 300))
+
+@settings(max_examples=80)
+@given(flushes, st.integers(2, 4), st.integers(30, 300), meets)
 def test_merging_to_the_end_finds_every_pair_once(
-    flushed: list[tuple[list[int], list[int]]], fan_in: int, page_bytes: int
+    flushed: list[tuple[list[int], list[int]]], fan_in: int, page_bytes: int, meeting: Meets
 ) -> None:
-    bench = Bench(flushed, page_bytes)
+    bench = Bench(flushed, page_bytes, meeting)
     found: Counter[tuple[int, int]] = Counter()
     while not bench.complete:
         merge = bench.merge(fan_in)
@@ -152,11 +162,13 @@ def test_merging_to_the_end_finds_every_pair_once(
         assert disk.rows[0] == len(hashes)
 
 
-@settings(max_examples=60)
-@given(flushes, st.data())
-def test_a_merge_goes_on_where_it_was_saved(flushed: list[tuple[list[int], list[int]]], data: Any) -> None:
+@settings(max_examples=80)
+@given(flushes, meets, st.data())
+def test_a_merge_goes_on_where_it_was_saved(
+    flushed: list[tuple[list[int], list[int]]], meeting: Meets, data: Any
+) -> None:
     """Saved and built anew after any step, in the middle of a window, a cell or a buffer of pairs."""
-    bench = Bench(flushed)
+    bench = Bench(flushed, meets=meeting)
     if bench.complete:
         return
     merge = bench.merge(8)
@@ -190,6 +202,21 @@ def test_a_single_hash_may_fill_many_pages() -> None:
         if bench.pairs.waiting:
             found.update(bench.take(merge))
     assert found == bench.expected() and found.total() == 60 * 31 + 1
+
+
+@pytest.mark.parametrize(("keeps_tails", "most"), [(True, 1.0), (False, 4.0)])
+def test_a_narrow_band_reads_each_page_once_where_tails_are_kept(keeps_tails: bool, most: float) -> None:
+    sides = [list(range(side, 3000, 2)) for side in (0, 1)]
+    bench = Bench([(sides[0][i::3], sides[1][i::3]) for i in range(3)], page_bytes=1000, meets=(1, keeps_tails))
+    pages = sum(disk.pages(0) for disk in bench.disks)
+    merge = bench.merge(3)
+    found: Counter[tuple[int, int]] = Counter()
+    while not merge.done:
+        merge.work(bench.pairs, 1000)
+        if bench.pairs.waiting:
+            found.update(bench.take(merge))
+    assert found == bench.expected() and found.total() == 2999
+    assert bench.meter.pages_read <= most * pages
 
 
 @pytest.mark.parametrize("fan_in", [2, 3, 8])

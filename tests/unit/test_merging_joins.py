@@ -11,7 +11,7 @@ import pytest
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Stall, Status
-from watersmeet.core.spec import JoinSpec, Output, parse_on
+from watersmeet.core.spec import JoinSpec, Output, band, parse_on
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.merging import MergingJoin
 from watersmeet.joins.pmj import PMJ
@@ -282,3 +282,41 @@ def test_nothing_stays_in_the_store(kind: type[MergingJoin]) -> None:
         run.poll(100)
     run.end()
     assert run.join.store.names() == []
+
+
+@pytest.mark.parametrize("memory", [200 * 1024, 1 << 20], ids=["tails read again", "tails kept"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_pmj_merges_bands(memory: int, beside: bool) -> None:
+    rows = 12_000 if memory < 1 << 20 else 50_000
+    rng = np.random.default_rng(17)
+    prices = [np.round(rng.normal(100.0, 20.0, rows), 2) for _ in (LEFT, RIGHT)]
+    symbols = [rng.integers(0, 3, rows) for _ in (LEFT, RIGHT)]
+    schema = pa.schema({"sym": pa.int64(), "price": pa.float64()})
+    on = parse_on([*(["sym"] if beside else []), band("price", 0.005)])
+    join = PMJ(JoinSpec(schema, schema, on, output=Output.PAIRS), memory, MemoryStore())
+    found: list[pa.RecordBatch] = []
+    for start in range(0, rows, 1000):
+        for side in (LEFT, RIGHT):
+            columns = [pa.array(each[side][start : start + 1000]) for each in (symbols, prices)]
+            join.receive(Arrive(side, pa.record_batch(columns, schema=schema)))
+            while (step := join.poll(0.0, 10_000)).status is Status.HAS_OUTPUT:
+                found += [step.out] if step.out is not None else []
+        if start == rows // 2:
+            join.receive(Stall())
+            for _ in range(20):
+                step = join.poll(0.0, 1_000)
+                found += [step.out] if step.out is not None else []
+    for side in (LEFT, RIGHT):
+        join.receive(End(side))
+    while (step := join.poll(0.0, 100_000)).status is not Status.DONE:
+        found += [step.out] if step.out is not None else []
+        join.budget.check()
+    assert join.cost.pages_written > 0 and join.cost.pages_read > 0
+    left, right = (np.concatenate([each.column(c).to_numpy() for each in found]) for c in (0, 1))
+    assert len(np.unique(left * rows + right)) == len(left), "each pair once"
+    assert (np.abs(prices[0][left] - prices[1][right]) <= 0.005).all()
+    cents = [np.rint(100 * price).astype(np.int64) for price in prices]
+    groups = [cent * 3 + symbol if beside else cent for cent, symbol in zip(cents, symbols, strict=True)]
+    many = max(int(each.max()) for each in groups) + 1
+    counts = [np.bincount(each, minlength=many) for each in groups]
+    assert len(left) == int(np.dot(*counts))

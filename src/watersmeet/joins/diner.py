@@ -23,19 +23,14 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between
 from watersmeet.state.ranges import ChainedLookup, RangeCodec, RangeLookup, RangePlan
 from watersmeet.state.rows import BatchRows, TableRows
-from watersmeet.state.side import Layout
 from watersmeet.state.sizing import Sizing
-from watersmeet.state.sorted_side import SortedSide, sorted_row_bytes
+from watersmeet.state.sorted_side import SortedSide, sorted_layout, sorted_row_bytes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 _BLOCKS_IN_MEMORY = 8
 """A disk block holds about this part of the memory: each flush moves the rows that stay, so it should be worth it."""
-_ARENA_BLOCKS = 40
-_LEAST_ARENA_BLOCK_ROWS = 8
-_MOST_ARENA_BLOCK_ROWS = 65_536
-_LEAST_CHUNK, _MOST_CHUNK = 256, 64 * 1024
 _BLOCKS_OF_OUTER = 2
 _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
@@ -155,11 +150,8 @@ class Diner(ProgressiveJoin):
         """An empty table for rows of one side."""
         types = self.plans[side].types
         width = sorted_row_bytes(types, self.codec.tagged)
-        share = (self.budget.total - self.sizing.buffers) // _ARENA_BLOCKS
-        rows = _power(max(_LEAST_ARENA_BLOCK_ROWS, min(share // width, _MOST_ARENA_BLOCK_ROWS)))
-        chunk = _power(max(_LEAST_CHUNK, min(share // 2, _MOST_CHUNK)))
+        layout = sorted_layout(self.budget.total - self.sizing.buffers, width)
         name = self.spec.names[side] + (" from disk" if from_disk else "")
-        layout = Layout(0, rows, chunk)
         return SortedSide(types, self.budget, layout, name, tagged=self.codec.tagged, from_disk=from_disk)
 
     def side(self, side: int) -> SortedSide:
@@ -387,8 +379,3 @@ class Diner(ProgressiveJoin):
         if state["kind"] == "loop":
             return NestedLoop.resumed(self, state)
         return super()._load_task(state)
-
-
-def _power(value: int) -> int:
-    """The largest power of two that is not larger."""
-    return 1 << (value.bit_length() - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from watersmeet.core.errors import BudgetError
@@ -14,6 +15,7 @@ from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store
 from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.lookup import Lookup
+from watersmeet.state.meeting import Meeting, SameHash
 from watersmeet.state.merging import Group, Merge, group_to_merge
 from watersmeet.state.sorted_runs import RunWriter
 
@@ -31,15 +33,31 @@ UNIT_OF_WORK = 4096
 """Fuel of a task that arrivals have to wait for."""
 
 
-def _pages_of_merge(fan_in: int, window_pages: int) -> int:
-    """Pages in memory during a merge: one of each run, and of each side those of a window and one on its way out."""
-    return 2 * (fan_in + window_pages + 1)
+@dataclass(frozen=True, slots=True)
+class _Tails:
+    """What a merge holds of rows that were merged before: nothing where only equal ones meet; with a band the page
+    before each run's and another window, or in little memory one page that is read again.
+    """
+
+    depth: int = 1
+    pages_again: int = 0
+
+    @classmethod
+    def of(cls, spec: JoinSpec, memory: int) -> _Tails:
+        if spec.band is None:
+            return cls()
+        return cls(pages_again=1) if memory < _SMALL else cls(depth=2)
+
+    def pages(self, fan_in: int, window_pages: int) -> int:
+        """Pages in memory of each side: one of each run, a window, and one on its way out, and what is held beyond."""
+        return self.depth * (fan_in + window_pages) + 1 + self.pages_again
 
 
 class MergingJoin(SpillingJoin):
     """A progressive join whose runs are sorted, and merged with their pairs found on the way."""
 
     sorted_runs: ClassVar[bool] = True
+    _meeting: Meeting = SameHash()
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str, prompt: bool) -> None:
         least = self.least_memory(spec)
@@ -49,12 +67,14 @@ class MergingJoin(SpillingJoin):
                 f"least {format_bytes(least)}"
             )
         super().__init__(spec, memory, store, flush)
+        self._tails = _Tails.of(spec, memory)
         eighth = memory // 8 // self.sizing.page_bytes
-        self.fan_in = max(_LEAST_FAN_IN, min(eighth // 2 - 1, _MOST_FAN_IN))
+        self.fan_in = max(_LEAST_FAN_IN, min(eighth // (2 * self._tails.depth) - 1, _MOST_FAN_IN))
         self._window_pages = 1 if memory < _SMALL else 2
-        self.rows_buffered = 3 + self.fan_in + self._window_pages
+        pages = self._tails.pages(self.fan_in, self._window_pages)
+        self.rows_buffered = 2 + pages
         self._merge_buffers = self.budget.reservation("merge buffers")
-        self._merge_buffers.grow(_pages_of_merge(self.fan_in, self._window_pages) * self.sizing.page_bytes)
+        self._merge_buffers.grow(2 * pages * self.sizing.page_bytes)
         self._prompt = prompt
         self._suspended: MergeTask | None = None
         self._to_clean: list[int] | None = None
@@ -62,7 +82,8 @@ class MergingJoin(SpillingJoin):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return super().least_memory(spec) + _pages_of_merge(_LEAST_FAN_IN, 1) * _LEAST_PAGE + _LEAST_CATALOGUE
+        merge_buffers = 2 * _Tails.of(spec, 0).pages(_LEAST_FAN_IN, 1) * _LEAST_PAGE
+        return cls._least_for_rows(spec) + merge_buffers + _LEAST_CATALOGUE
 
     # --- merging ---
 
@@ -90,7 +111,7 @@ class MergingJoin(SpillingJoin):
         pages.
         """
         wanted = max(disk.run_count(part) for disk in self.disks)
-        spare = max(0, self.budget.free - _SLACK) // self._page_bytes // 2
+        spare = max(0, self.budget.free - _SLACK) // self._page_bytes // (2 * self._tails.depth)
         fan_in = max(self.fan_in, min(wanted, self.fan_in + spare, _MOST_FAN_IN_AT_LAST))
         return fan_in, self._window_pages + max(0, min(spare - (fan_in - self.fan_in), fan_in))
 
@@ -101,7 +122,7 @@ class MergingJoin(SpillingJoin):
 
     def _merge(self, part: int, groups: list[tuple[int, int]], tick: int, last: bool, window_pages: int) -> MergeTask:
         beyond = max(count for _, count in groups) - self.fan_in + window_pages - self._window_pages
-        more = 2 * max(0, beyond) * self._page_bytes
+        more = 2 * self._tails.depth * max(0, beyond) * self._page_bytes
         self._merge_buffers.grow(more)
         left, right = (
             Group(first, tuple(disk.runs(part)[first : first + count]))
@@ -114,7 +135,10 @@ class MergingJoin(SpillingJoin):
             for disk, group, plan in zip(self.disks, (left, right), self.plans, strict=True)
         ]
         out = (writers[0], writers[1])
-        merge = Merge(self.disks, self.ledger, part, (left, right), out, self.meter, window_pages)
+        keeps_tails = self._tails.depth > 1
+        merge = Merge(
+            self.disks, self.ledger, part, (left, right), out, self.meter, window_pages, self._meeting, keeps_tails
+        )
         return MergeTask(self, merge, tick, last, more)
 
     def end_merge(self, task: MergeTask) -> None:

@@ -14,12 +14,16 @@ from watersmeet.joins.merging import UNIT_OF_WORK, MergingJoin
 from watersmeet.joins.progressive import Arrival, Task
 from watersmeet.spill.store import Store
 from watersmeet.state.intake import Received
+from watersmeet.state.keys import KeyCodec
 from watersmeet.state.ledger import FlushLedger
 from watersmeet.state.lookup import Lookup
+from watersmeet.state.meeting import CloseValues, SortedRows
 from watersmeet.state.pairs import Between
-from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.ranges import RangeCodec, RangeLookup, RangePlan
+from watersmeet.state.rows import BatchRows, RowPlan, TableRows
 from watersmeet.state.side import Probe
-from watersmeet.state.sorted_runs import SortedRows
+from watersmeet.state.sizing import Sizing
+from watersmeet.state.sorted_side import SortedSide, sorted_layout, sorted_row_bytes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -38,7 +42,9 @@ class PMJ(MergingJoin):
     - *Merging*: runs of both sides are merged at once, and pairs come out on the way. Rows of one pair of runs have met
       in memory: a pair is new exactly if its rows left memory at different times.
 
-    Rows are sorted by the hash of the key, partition by partition, which is as good as any order where keys are
+    Equalities and a band (`wm.band`) can be joined on, also together. With a band rows are sorted by its column, and a
+    merge keeps in reach the rows that the next ones may be close to; rows must agree in their equalities, too. Without
+    one they are sorted by the hash of the key, partition by partition, which is as good as any order where keys are
     compared for equality only. The original merges after both inputs have ended; here it also uses silences, and gives
     way to arrivals between any two pairs (`prompt=False`: at the end of a merging operation).
 
@@ -63,11 +69,37 @@ class PMJ(MergingJoin):
     """
 
     name: ClassVar[str] = "pmj"
+    joins_ranges: ClassVar[bool] = True
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store, *, prompt: bool = True) -> None:
         super().__init__(spec, memory, store, "all", prompt)
+        if isinstance(self.codec, RangeCodec):
+            self._meeting = CloseValues(self.codec)
         self.ledger = FlushLedger(self.sizing.layout.partitions, self.budget.reservation("history of merges"))
         self._set_aside: Arrival | None = None
+
+    @classmethod
+    def _least_for_rows(cls, spec: JoinSpec) -> int:
+        if spec.band is None:
+            return super()._least_for_rows(spec)
+        codec = RangeCodec(spec)
+        return Sizing.least([sorted_row_bytes(RangePlan(spec, side, codec).types, codec.tagged) for side in (0, 1)])
+
+    def _make_codec(self) -> KeyCodec:
+        return super()._make_codec() if self.spec.band is None else RangeCodec(self.spec)
+
+    def _make_plans(self) -> tuple[RowPlan, RowPlan]:
+        if not isinstance(self.codec, RangeCodec):
+            return super()._make_plans()
+        return RangePlan(self.spec, 0, self.codec), RangePlan(self.spec, 1, self.codec)
+
+    def _make_table(self, side: int) -> Any:
+        if not isinstance(self.codec, RangeCodec):
+            return super()._make_table(side)
+        types, tagged = self.plans[side].types, self.codec.tagged
+        layout = sorted_layout(self.budget.total - self.sizing.buffers, sorted_row_bytes(types, tagged))
+        name = self.spec.names[side]
+        return SortedSide(types, self.budget, layout, name, tagged=tagged, sorted_late=True)
 
     # --- collecting ---
 
@@ -80,7 +112,8 @@ class PMJ(MergingJoin):
         self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
     ) -> Lookup:
         """None: rows are just kept."""
-        return super().arrival_lookup(side, hashes[:0], parts[:0], columns, source)
+        other = self.tables[1 - side]
+        return Lookup(Probe(hashes[:0], parts[:0]), SortedRows(hashes[:0]), Between(side, source, other))
 
     def _input_closed(self, side: int) -> None:
         """Rows of the other side whose partition this input has nothing in find no partners."""
@@ -140,6 +173,41 @@ class PMJ(MergingJoin):
                     self.flush(side, part)
         return True
 
+    @property
+    def portions(self) -> int:
+        """In how many portions memory is joined: partitions, or with a band as many left rows as a buffer has room
+        for, so that what the look-up needs beside them is small.
+        """
+        if self.spec.band is None:
+            return self.sizing.layout.partitions
+        return -(-self.tables[LEFT].rows // self.sizing.pairs) if self.tables[RIGHT].rows else 0
+
+    def memory_lookup(self, portion: int) -> Lookup | None:
+        """The left rows of a portion, looked up among the right rows; None if there are none of one side."""
+        left, right = self.tables
+        if self.spec.band is not None:
+            return self._range_lookup(portion)
+        if not left.part_rows[portion] or not right.part_rows[portion]:
+            return None
+        sides = [TableRows(table, table.rows_by_hash(portion)) for table in (left, right)]
+        words = [table.hashes(side.numbers) for table, side in zip((left, right), sides, strict=True)]
+        return self._meeting.lookup((words[LEFT], []), (words[RIGHT], []), Between(LEFT, sides[LEFT], sides[RIGHT]))
+
+    def _range_lookup(self, portion: int) -> Lookup:
+        assert isinstance(self.codec, RangeCodec)
+        left, right = (self._sorted_side(side) for side in (LEFT, RIGHT))
+        right.rows_by_hash()  # sorts it
+        start = portion * self.sizing.pairs
+        rows = left.rows_by_hash()[start : start + self.sizing.pairs]
+        tags = [left.gather(len(left.types) - 1, rows)] if self.codec.tagged else []
+        between = Between(LEFT, TableRows(left, rows), right)
+        return RangeLookup(self.codec.probe(left.hashes(rows), tags), right, between)
+
+    def _sorted_side(self, side: int) -> SortedSide:
+        table: Any = self.tables[side]
+        assert isinstance(table, SortedSide)
+        return table
+
     def memory_joined(self) -> None:
         """All pairs in memory were emitted: let both sides leave as runs of one number."""
         self.clock += 1
@@ -186,49 +254,30 @@ class PMJ(MergingJoin):
 
 
 class MemoryJoin:
-    """What is in memory, sorted and joined, partition by partition; at the end it leaves memory."""
+    """What is in memory, sorted and joined, portion by portion; at the end it leaves memory."""
 
     def __init__(self, join: PMJ) -> None:
         self._join = join
-        self._part = -1
+        self._portion = 0
         self.lookup: Lookup | None = None
-        self._advance()
 
     @property
     def done(self) -> bool:
-        """Whether all partitions were joined."""
-        return self._part == self._join.sizing.layout.partitions
+        """Whether all portions were joined."""
+        return self._portion == self._join.portions
 
     def work(self, fuel: int) -> int:
-        """Go on with the partition at hand, or with the next."""
-        if self.done:
-            return 1
+        """Go on with the portion at hand, or with the next."""
+        if self.lookup is None and not self.done:
+            self.lookup = self._join.memory_lookup(self._portion)
         if self.lookup is None:
-            self._begin()
-        assert self.lookup is not None
+            self._portion += not self.done
+            return 1
         if self.lookup.done:
-            self._advance()
+            self.lookup = None
+            self._portion += 1
             return 1
         return self.lookup.work(self._join.pairs, fuel, self._join.meter)
-
-    def _advance(self) -> None:
-        """Go to the next partition that has rows on both sides."""
-        tables = self._join.tables
-        self.lookup = None
-        self._part += 1
-        while not self.done and not all(table.part_rows[self._part] for table in tables):
-            self._part += 1
-
-    def _begin(self) -> None:
-        tables = self._join.tables
-        sides = []
-        for table in tables:
-            rows = table.rows_of(self._part)
-            rows = rows[np.lexsort((table.ticks(rows), table.hashes(rows)))]
-            sides.append(TableRows(table, rows))
-        left, right = (table.hashes(side.numbers) for table, side in zip(tables, sides, strict=True))
-        probe = Probe(left, np.empty(0, np.int32))
-        self.lookup = Lookup(probe, SortedRows(right), Between(LEFT, sides[LEFT], sides[RIGHT]))
 
     def finish(self) -> None:
         """Write the runs."""
@@ -237,15 +286,15 @@ class MemoryJoin:
     def to_state(self) -> dict[str, Any]:
         """The task for a snapshot."""
         place = None if self.lookup is None else self.lookup.place(self._join.pairs)
-        return {"kind": "memory-join", "part": self._part, "place": place}
+        return {"kind": "memory-join", "portion": self._portion, "place": place}
 
     @classmethod
     def resumed(cls, join: PMJ, state: dict[str, Any]) -> MemoryJoin:
         """A task that a snapshot was taken of."""
         task = cls(join)
-        task._part = state["part"]
+        task._portion = state["portion"]
         if state["place"] is not None:
-            task._begin()
+            task.lookup = join.memory_lookup(task._portion)
             assert task.lookup is not None
             task.lookup.resume(join.pairs, state["place"])
         return task

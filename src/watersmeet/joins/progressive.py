@@ -194,7 +194,9 @@ class ProgressiveJoin(ABC):
         self.codec = self._make_codec()
         self.plans = self._make_plans()
         widths = [row_bytes(plan.types) for plan in self.plans]
-        self.sizing = Sizing.divide(memory, widths, self.partitioned, f"the {self.name} join")
+        # Values that are close to each other may have any hashes: a band leaves nothing to divide rows by.
+        partitioned = self.partitioned and spec.band is None
+        self.sizing = Sizing.divide(memory, widths, partitioned, f"the {self.name} join")
         self.budget = Budget(memory)
         self.buffers = self.budget.reservation("buffers")
         self.buffers.grow(self.sizing.buffers)
@@ -219,6 +221,10 @@ class ProgressiveJoin(ABC):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
+        return cls._least_for_rows(spec)
+
+    @classmethod
+    def _least_for_rows(cls, spec: JoinSpec) -> int:
         exact = KeyCodec(spec).exact
         return Sizing.least([row_bytes(RowPlan(spec, side, exact).types) for side in (0, 1)])
 
@@ -228,7 +234,7 @@ class ProgressiveJoin(ABC):
         if spec.band is not None and not cls.joins_ranges:
             raise SpecError(
                 f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "
-                f"algorithm='diner'"
+                f"algorithm='diner' or 'pmj'"
             )
 
     # --- what an operator may hold its rows in ---

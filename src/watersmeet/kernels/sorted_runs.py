@@ -189,6 +189,14 @@ class SortedRuns:
     def __init__(self) -> None:
         self._runs: list[tuple[Int64, Int32]] = []
 
+    @classmethod
+    def of_sorted(cls, words: Int64) -> SortedRuns:
+        """One run of rows that are numbered in the order of their words."""
+        index = cls()
+        if len(words):
+            index._runs.append((words, np.arange(len(words), dtype=np.int32)))
+        return index
+
     @property
     def lengths(self) -> list[int]:
         """How many rows each run has, the oldest first."""

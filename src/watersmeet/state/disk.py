@@ -75,6 +75,10 @@ class Run:
         """Rows before a page."""
         return self.page_ends[number - 1] if number else 0
 
+    def page_rows(self, number: int) -> int:
+        """Rows on a page."""
+        return self.page_ends[number] - self.page_start(number)
+
 
 def _merged_bytes(run: Run | _Merged) -> int:
     return _MERGED_BYTES + _SEGMENT_BYTES * len(run.pages_by_segment)
@@ -191,9 +195,7 @@ class DiskSide:
 
     def flush(self, table: SideTable, part: int, tick: int, page_bytes: int, by_hash: bool = False) -> None:
         """Move a partition's rows from the table to a new run; nothing has changed if the disk refuses."""
-        rows = table.rows_of(part)
-        if by_hash:
-            rows = rows[np.argsort(table.hashes(rows), kind="stable")]
+        rows = table.rows_by_hash(part) if by_hash else table.rows_of(part)
         ends = write_rows(self._store, self.segment(part, tick), table, rows, page_bytes)
         self.wrote(len(ends))
         table.drop(part)

@@ -9,6 +9,10 @@ right runs   1 5 6 ...       5 9 ...      ──▶   │ left  2 3 5 5    right
 A merge goes through the runs window by window. A window is all rows below some hash that lie on the pages at hand, so
 that every match of a row in it is in it, too. Should a single hash fill more than its share of a page, the window is
 that hash, and its rows are joined page by page, however many there are.
+
+Where rows are sorted by a value, and close values meet (a band), a row may also meet rows of earlier windows: those
+within the band's reach of what comes next. They are each side's tail. A short tail lies on pages that are kept; a long
+one is read again page by page, so that no width of a band needs more memory.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from watersmeet.core.events import LEFT, RIGHT
 from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.ledger import Ledger
 from watersmeet.state.lookup import Lookup
+from watersmeet.state.meeting import Meeting
 from watersmeet.state.pages import Page
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import BatchRows
-from watersmeet.state.side import Probe
-from watersmeet.state.sorted_runs import RunCursor, RunWriter, SortedRows, put_in_order
+from watersmeet.state.sorted_runs import RunCursor, RunWriter, put_in_order
 
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
@@ -83,12 +87,27 @@ class _Piece:
         return self.cursor.read(self.stretch)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Two pieces that meet, if both are there, and which of them are handed to their writers after that."""
+
+    left: _Piece | None
+    right: _Piece | None
+    ends_left: bool
+    ends_right: bool
+
+
 class Merge:
     """One merging operation on a partition; stops between any two pairs.
 
-    Every piece of the left side of a window meets every piece of the right side: these are the window's cells. When a
-    piece is handed to its side's writer follows from the cell alone, so that the window's place, the cell and the place
-    in the cell's look-up tell everything.
+    ```
+                 right:  tail   new         these are a window's cells: new pieces meet everything, two tails have
+    left:  new          │ 1    │ 2  │       met before
+           tail                │ 3  │
+    ```
+
+    When a piece is handed to its side's writer follows from the cell alone, so that the window's place, the cell and
+    the place in the cell's look-up tell everything.
     """
 
     def __init__(
@@ -100,6 +119,8 @@ class Merge:
         writers: tuple[RunWriter | None, RunWriter | None],
         meter: Meter,
         window_pages: int,
+        meeting: Meeting,
+        keeps_tails: bool = False,
     ) -> None:
         self.part = part
         self.groups = groups
@@ -109,11 +130,15 @@ class Merge:
         self._ledger = ledger
         self._meter = meter
         self._window_pages = window_pages
+        self._meeting = meeting
+        self._keeps_tails = keeps_tails
         self._share = max(len(group.runs) for group in groups)
         self._cursors = tuple(
-            tuple(RunCursor(disk, part, run) for run in group.runs) for disk, group in zip(disks, groups, strict=True)
+            tuple(RunCursor(disk, part, run, keeps_tails) for run in group.runs)
+            for disk, group in zip(disks, groups, strict=True)
         )
         self._pieces: tuple[list[_Piece], list[_Piece]] = ([], [])
+        self._tails: tuple[list[_Piece], list[_Piece]] = ([], [])
         self._ends: list[tuple[int, int]] = []
         self._cell = 0
         self._suspended_at: list[int] | None = None
@@ -129,8 +154,26 @@ class Merge:
 
     @property
     def _cells(self) -> int:
-        left, right = len(self._pieces[LEFT]), len(self._pieces[RIGHT])
-        return left * right if left and right else left + right
+        left, right = self._pieces
+        below = len(self._tails[LEFT]) if left else max(1, len(self._tails[LEFT]))
+        return self._cells_of_new_left + below * len(right)
+
+    @property
+    def _cells_of_new_left(self) -> int:
+        return len(self._pieces[LEFT]) * max(1, len(self._tails[RIGHT]) + len(self._pieces[RIGHT]))
+
+    @property
+    def _cell_at_hand(self) -> _Cell:
+        (new_left, new_right), (old_left, old_right) = self._pieces, self._tails
+        beyond = self._cell - self._cells_of_new_left
+        if beyond >= 0:
+            a, b = divmod(beyond, len(new_right))
+            return _Cell(old_left[a] if old_left else None, new_right[b], False, not new_left and a == 0)
+        columns = len(old_right) + len(new_right)
+        a, b = divmod(self._cell, max(1, columns))
+        new = b - len(old_right)
+        right = None if not columns else old_right[b] if new < 0 else new_right[new]
+        return _Cell(new_left[a], right, b == max(1, columns) - 1, a == 0 and right is not None and new >= 0)
 
     def work(self, pairs: PairBuffer, fuel: int) -> int:
         """Fill the empty pair buffer, or take one step towards the next pairs; returns the fuel that took."""
@@ -145,8 +188,9 @@ class Merge:
         if self._cell == self._cells:
             self._close_window()
             return 1
-        if self._pieces[LEFT] and self._pieces[RIGHT]:
-            self._begin_cell()
+        cell = self._cell_at_hand
+        if cell.left is not None and cell.right is not None:
+            self._begin_cell(cell.left, cell.right)
         else:
             self._finish_cell()
         return 1
@@ -159,6 +203,8 @@ class Merge:
         bound = min(bounds) if bounds else None
         counts = [[cursor.count_below(bound) for cursor in side] for side in cursors]
         moved = sum(map(sum, counts))
+        for side in (LEFT, RIGHT):
+            self._tails[side][:] = self._tail(side)
         ends: dict[int, tuple[int, int]] = {}
         for side in (LEFT, RIGHT):
             if moved:
@@ -179,6 +225,21 @@ class Merge:
         self._meter.inserts += moved
         return max(1, moved)
 
+    def _tail(self, side: int) -> list[_Piece]:
+        """The rows of earlier windows that rows of the other side in this window or a later one may be close to."""
+        coming = [int(cursor.page.hashes[cursor.at]) for cursor in self._cursors[1 - side] if not cursor.done]
+        if not coming or not self._meeting.reaches_back:
+            return []
+        lowest = self._meeting.lowest(min(coming))
+        pieces, pages = [], 0.0
+        for cursor in self._cursors[side]:
+            for stretch in cursor.stretches_since(lowest):
+                pieces.append(_Piece(None, cursor, stretch))
+                pages += stretch[2] / cursor.run.page_rows(stretch[0])
+        if self._keeps_tails and len(pieces) > 1 and pages <= self._window_pages:
+            return [_Piece(put_in_order([piece.read() for piece in pieces]))]
+        return pieces
+
     def _bound_of(self, cursor: RunCursor) -> int | None:
         """Up to which hash a cursor's rows may be taken now: a share of a page, so that windows are not too large."""
         hashes = cursor.page.hashes
@@ -191,40 +252,30 @@ class Merge:
     def _close_window(self) -> None:
         for cursor, end in zip(self._all_cursors, self._ends, strict=True):
             cursor.seek(end)
-        self._pieces[LEFT].clear()
-        self._pieces[RIGHT].clear()
+        for side in (LEFT, RIGHT):
+            self._pieces[side].clear()
+            self._tails[side].clear()
         self._ends = []
 
     # --- cells ---
 
-    def _pieces_of_cell(self) -> tuple[int, int]:
-        return divmod(self._cell, len(self._pieces[RIGHT]))
-
-    def _begin_cell(self) -> None:
-        a, b = self._pieces_of_cell()
-        pages = self._pieces[LEFT][a].read(), self._pieces[RIGHT][b].read()
+    def _begin_cell(self, left: _Piece, right: _Piece) -> None:
+        pages = left.read(), right.read()
 
         def fresh(probes: Int32, rows: Int32) -> Bool:
-            left = self._disks[LEFT].stay(self.part, pages[LEFT], probes)
-            right = self._disks[RIGHT].stay(self.part, pages[RIGHT], rows)
-            return self._ledger.fresh(self.part, left, right)
+            stays = [self._disks[side].stay(self.part, pages[side], (probes, rows)[side]) for side in (LEFT, RIGHT)]
+            return self._ledger.fresh(self.part, stays[LEFT], stays[RIGHT])
 
-        probe = Probe(pages[LEFT].hashes, np.empty(0, np.int32))
         between = Between(LEFT, BatchRows(pages[LEFT].columns), BatchRows(pages[RIGHT].columns))
-        self.lookup = Lookup(probe, SortedRows(pages[RIGHT].hashes), between, fresh)
+        words = [(page.hashes, page.columns) for page in pages]
+        self.lookup = self._meeting.lookup(words[LEFT], words[RIGHT], between, fresh)
 
     def _finish_cell(self) -> None:
-        left, right = self._pieces
-        if left and right:
-            a, b = self._pieces_of_cell()
-            if a == 0:
-                self._write(RIGHT, right[b])
-            if b == len(right) - 1:
-                self._write(LEFT, left[a])
-        elif left:
-            self._write(LEFT, left[self._cell])
-        else:
-            self._write(RIGHT, right[self._cell])
+        cell = self._cell_at_hand
+        if cell.ends_right and cell.right is not None:
+            self._write(RIGHT, cell.right)
+        if cell.ends_left and cell.left is not None:
+            self._write(LEFT, cell.left)
         self._cell += 1
 
     def _write(self, side: int, piece: _Piece) -> None:
@@ -273,7 +324,9 @@ class Merge:
         self._open_window()
         self._cell = state["cell"]
         if state["place"] is not None:
-            self._begin_cell()
+            cell = self._cell_at_hand
+            assert cell.left is not None and cell.right is not None
+            self._begin_cell(cell.left, cell.right)
             assert self.lookup is not None
             self.lookup.resume(pairs, state["place"])
             if state["suspended"]:
@@ -282,5 +335,4 @@ class Merge:
 
 def _beyond(cursor: RunCursor, stretch: tuple[int, int, int]) -> tuple[int, int]:
     number, at, count = stretch
-    end = cursor.run.page_ends[number] - cursor.run.page_start(number)
-    return (number, at + count) if at + count < end else (number + 1, 0)
+    return (number, at + count) if at + count < cursor.run.page_rows(number) else (number + 1, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from watersmeet.state.keys import KeyCodec
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import RowPlan
-from watersmeet.state.sorted_side import SortedSide
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -72,9 +71,13 @@ class RangeCodec(KeyCodec):
         if self.band is None:
             return RangeProbe(words, words, words)
         low, high = self.band.bounds(words)
-        tags = np.ascontiguousarray(columns[-1].to_numpy()) if self.tagged else _NO_TAGS
+        tags = self.stored_tags(columns)
         width = float(self.band.form.width) if self.band.in_doubles else 0.0
         return RangeProbe(words, low, high, tags, self.band.in_doubles, width)
+
+    def stored_tags(self, columns: Sequence[pa.Array]) -> Int64:
+        """The tags of stored rows, which are the last of their columns; nothing if there are none."""
+        return np.ascontiguousarray(columns[-1].to_numpy()) if self.tagged else _NO_TAGS
 
 
 class RangePlan(RowPlan):
@@ -99,8 +102,16 @@ class RangePlan(RowPlan):
         return columns
 
 
+class RangeIndex(Protocol):
+    """Where ranges are looked up: a sorted table, or sorted rows of a page."""
+
+    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""
+        ...
+
+
 class RangeLookup(Lookup):
-    """Rows on their way through a sorted table's index.
+    """Rows on their way through a sorted index.
 
     Pairs come in an order that the index's runs decide; a table that was built anew in the same runs gives the same.
     """
@@ -108,7 +119,7 @@ class RangeLookup(Lookup):
     def __init__(
         self,
         probe: RangeProbe,
-        table: SortedSide,
+        table: RangeIndex,
         between: Between,
         fresh: Callable[[Int32, Int32], Mask] | None = None,
         note: Callable[[Int32, Int32], None] | None = None,

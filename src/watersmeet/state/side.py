@@ -230,6 +230,11 @@ class SideTable:
         spans = [np.arange(first, first + count, dtype=np.int32) for first, count in self.spans(part)]
         return np.concatenate(spans) if spans else np.empty(0, np.int32)
 
+    def rows_by_hash(self, part: int) -> Int32:
+        """A partition's row numbers in the order of their hashes; those of one hash in the order of their arrival."""
+        rows = self.rows_of(part)
+        return rows[np.argsort(self.hashes(rows), kind="stable")]
+
     def latest_tick(self, part: int) -> int:
         """When a partition's newest row arrived; 0 if it has none."""
         if self._tails[part] < 0:

@@ -9,39 +9,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.kernels.merge import probe_sorted
 from watersmeet.spill.segment import SegmentWriter
 from watersmeet.spill.store import Store
 from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.pages import Page, page_schema
-from watersmeet.state.side import Probe
 
-Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-
-
-class SortedRows:
-    """Rows in the order of their hashes, as something to look up in. The hashes looked up must ascend, too."""
-
-    def __init__(self, hashes: Int64) -> None:
-        self._hashes = hashes
-        self._near = 0
-
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        found, probe.next, probe.link, self._near, visited = probe_sorted(
-            probe.hashes, probe.next, stop, probe.link, self._hashes, self._near, out_probe, out_row, found
-        )
-        return found, visited
 
 
 class RunCursor:
     """A place in a sorted run: everything before it is done with."""
 
-    def __init__(self, disk: DiskSide, part: int, run: Run) -> None:
+    def __init__(self, disk: DiskSide, part: int, run: Run, looks_back: bool = False) -> None:
         self.run = run
         self._part = part
         self._disk = disk
         self._page: Page | None = None
+        self._looks_back = looks_back
+        self._page_before: Page | None = None
+        """Kept only by a cursor that looks back: most of what it looks for lies there."""
         self.number = 0
         self.at = 0
 
@@ -66,6 +52,7 @@ class RunCursor:
         """Go to a page, and a row on it."""
         number, at = place
         if number != self.number:
+            self._page_before = self._page if self._looks_back and number == self.number + 1 else None
             self._page = None
         self.number, self.at = number, at
 
@@ -88,7 +75,7 @@ class RunCursor:
         found = []
         number, at = self.number, self.at
         while number < len(self.run.page_ends):
-            page = self.page if number == self.number else self._disk.read_page(self._part, self.run, number)
+            page = self._page_of(number)
             count = int(np.searchsorted(page.hashes[at:], hash_, side="right"))
             if not count or page.hashes[at] != hash_:
                 break
@@ -101,8 +88,29 @@ class RunCursor:
     def read(self, stretch: tuple[int, int, int]) -> Page:
         """Some rows of a page."""
         number, at, count = stretch
-        page = self.page if number == self.number else self._disk.read_page(self._part, self.run, number)
-        return page.slice(at, count)
+        return self._page_of(number).slice(at, count)
+
+    def stretches_since(self, word: int) -> list[tuple[int, int, int]]:
+        """All rows before this place that are not below a word, over all pages: page, first row, number of rows."""
+        found = []
+        number, stop = self.number, self.at
+        while number >= 0:
+            if stop:
+                first = int(np.searchsorted(self._page_of(number).hashes[:stop], word))
+                if first < stop:
+                    found.append((number, first, stop - first))
+                if first:
+                    break
+            number -= 1
+            stop = self.run.page_rows(number) if number >= 0 else 0
+        return found[::-1]
+
+    def _page_of(self, number: int) -> Page:
+        if number == self.number:
+            return self.page
+        if number == self.number - 1 and self._page_before is not None:
+            return self._page_before
+        return self._disk.read_page(self._part, self.run, number)
 
 
 class RunWriter:

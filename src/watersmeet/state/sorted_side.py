@@ -35,6 +35,25 @@ _TAG_BYTES = 8
 _MOST_ROWS = 2**31 - 2
 _HUGE_PAGES_FROM = 512 * 1024 * 1024
 _NO_TAGS = np.zeros(0, np.int64)
+_BLOCKS = 40
+_LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 8, 65_536
+_LEAST_CHUNK, _MOST_CHUNK = 256, 64 * 1024
+
+
+def sorted_layout(memory: int, row_bytes: int) -> Layout:
+    """How tables of such rows divide the memory that they share.
+
+    >>> sorted_layout(1 << 20, 48)
+    Layout(partition_bits=0, block_rows=512, chunk_bytes=8192)
+    """
+    share = memory // _BLOCKS
+    rows = _power(max(_LEAST_BLOCK_ROWS, min(share // row_bytes, _MOST_BLOCK_ROWS)))
+    return Layout(0, rows, _power(max(_LEAST_CHUNK, min(share // 2, _MOST_CHUNK))))
+
+
+def _power(value: int) -> int:
+    """The largest power of two that is not larger."""
+    return 1 << (value.bit_length() - 1)
 
 
 def sorted_row_bytes(types: Sequence[pa.DataType], tagged: bool) -> int:
@@ -72,7 +91,8 @@ class SortedSide:
     """Rows by number, with a sorted index over a word each has.
 
     Like a `SideTable` it takes rows in two steps, `reserve` and `append`. If it is tagged, the last of its columns
-    holds each row's tag, and a look-up finds rows of the same tag only.
+    holds each row's tag, and a look-up finds rows of the same tag only. With `sorted_late` rows are not put into the
+    index one by one: `fit_index` sorts all of them.
     """
 
     def __init__(
@@ -84,7 +104,9 @@ class SortedSide:
         *,
         tagged: bool = False,
         from_disk: bool = False,
+        sorted_late: bool = False,
     ) -> None:
+        self._sorted_late = sorted_late
         self.layout = layout
         self.types = tuple(types)
         self.row_bytes = sorted_row_bytes(types, tagged) + from_disk * _TAG_BYTES
@@ -163,7 +185,9 @@ class SortedSide:
     ) -> Int32:
         """Put in rows whose memory was reserved; returns their numbers. Without `grow_index`, `fit_index` follows."""
         rows = self._put(words, columns, ticks)
-        if grow_index:
+        if self._sorted_late:
+            self.index.clear()
+        elif grow_index:
             self.index.insert(words, rows)
         return rows
 
@@ -211,6 +235,17 @@ class SortedSide:
             for block in self._order
         ]
         return np.concatenate(spans).astype(np.int32) if spans else np.empty(0, np.int32)
+
+    @property
+    def part_rows(self) -> Int64:
+        """How many rows there are, as one partition."""
+        return np.array([self.rows])
+
+    def rows_by_hash(self, part: int = 0) -> Int32:
+        """All row numbers in the order of their words; those of one word in the order of their arrival."""
+        if self.rows and not self.index.lengths:
+            self.fit_index()
+        return self.index.sorted()[1]
 
     def remove(self, rows: Int32) -> list[LooseRows]:
         """Forget rows, and move the others together. What then finds no room is handed back: it is in memory no more.
@@ -354,6 +389,7 @@ class SortedSide:
         assert len(self._order) == len(set(self._order)) == self._blocks.in_use
         if self._departed is None:
             assert (np.diff(self._ticks.array[rows]) > 0).all(), "rows lie in the order of their arrival"
-        if self.run_lengths is not None or (self._departed is not None and not self.index.lengths):
-            return  # rows are being loaded: the index follows
+        follows = self._departed is not None or self._sorted_late
+        if self.run_lengths is not None or (follows and not self.index.lengths):
+            return  # rows are being loaded or collected: the index follows
         self.index.check(self._words.array[rows], rows)
