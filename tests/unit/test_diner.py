@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import watersmeet as wm
 from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Stall, Status
 from watersmeet.core.spec import JoinSpec, Output, band, parse_on
+from watersmeet.drivers.cost_model import CostModel
+from watersmeet.drivers.simulate import simulate
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.nested_loop import Loop, NestedLoop
 from watersmeet.joins.reference import reference_pairs
+from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
 
 SCHEMA = pa.schema({"k": pa.int64(), "text": pa.string()})
@@ -291,15 +294,27 @@ def test_new_rows_wait_for_one_inner_block_at_most() -> None:
     assert join.side(LEFT).latest_tick(0) == join.clock, "the row has arrived"
 
 
-def test_some_rows_may_wait_if_so_wished() -> None:
-    join, pairs = on_disk(max_new_arrivals=50)
-    join.receive(Arrive(LEFT, batch([1] * 50)))
-    for _ in range(3):
-        assert join.poll(0.0, 1).status is Status.HAS_WORK
-    assert join.phase == "reactive"
-    join.receive(Arrive(RIGHT, batch([1])))
-    work_off(join, pairs, (Status.NEED_INPUT, Status.HAS_WORK))
-    assert join.phase == "arriving"
+def fragments(rows: int, parts: int, gap: float) -> Schedule:
+    """Rows at 1,000 a second and side, with a silence after each fragment, and one value for all in a hundred."""
+    rng = np.random.default_rng(11)
+    times = [np.sort(rng.random(rows)) * rows / 1000 for _ in (LEFT, RIGHT)]
+    times = [each + gap * np.floor(parts * each / (rows / 1000)) for each in times]
+    return Schedule([pa.table({"k": rng.integers(0, 2000, rows)}) for _ in (LEFT, RIGHT)], times)
+
+
+@pytest.mark.parametrize("most", [0, 300])
+def test_rows_wait_in_the_reactive_phase_as_many_as_may(most: int) -> None:
+    schedule = fragments(12_000, 6, gap=0.4)
+    disk = CostModel(random_page=0.02, sequential_page=0.005)
+    trace = simulate("diner", schedule, on="k", memory=200_000, cost=disk, quantum=0.01, max_new_arrivals=most)
+    everything = simulate("symmetric_hash", schedule, on="k", memory="64 MiB", quantum=0.01)
+    assert trace.total == everything.total
+    reactive = trace.input_buffer[trace.phase == "reactive"]
+    assert len(reactive) > 20
+    if most:
+        assert most < reactive.max() <= 2 * most
+    else:
+        assert reactive.max() < 100, "only what comes while an inner block is joined"
 
 
 @pytest.mark.parametrize("options", [{"max_new_arrivals": -1}, {"max_outer_blocks": 0}])

@@ -44,6 +44,7 @@ class SimpleJoin:
 
     name = "simple"
     reason = "it is a test"
+    patience = 0
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store, chunk: int = 1 << 30, work: int = 0) -> None:
         self.spec, self.store, self.chunk, self.work = spec, store, chunk, work
@@ -159,6 +160,7 @@ class Bench:
         memory: int = MEMORY,
         chunk: int = 1 << 30,
         work: int = 0,
+        patience: int = 0,
         store: Store | None = None,
         wait: float = 0.025,
         schema_after: float = 0,
@@ -173,6 +175,7 @@ class Bench:
             self.operator = SimpleJoin(
                 JoinSpec(schemas[0], schemas[1], parse_on("id")), memory, self.store, chunk, work
             )
+            self.operator.patience = patience
             return self.operator
 
         self.run = LiveRun(self.sources, build, memory, wait=wait, observe=observe, every=0.02)
@@ -273,6 +276,26 @@ def test_new_rows_end_reactive_work_within_one_poll() -> None:
     assert {fuel for _, fuel, status in operator.polls if status is Status.HAS_WORK} < {
         fuel for _, fuel, _ in operator.polls
     }
+
+
+def test_some_rows_wait_for_an_operator_that_lets_them() -> None:
+    some = [item for _ in range(6) for item in (left(1), 0.05)]
+    bench = Bench([left(1), 0.15, *some], [right(1), 0.6], work=10**9, patience=3)
+    list(bench.run)
+    arrived = [event for _, event in bench.operator.events if isinstance(event, Arrive) and event.input == 0]
+    assert arrived[0].batch.num_rows == 1
+    assert arrived[1].batch.num_rows >= 4, "three rows waited, and came with the fourth"
+    assert sum(each.batch.num_rows for each in arrived) == 7
+
+
+def test_rows_do_not_wait_when_all_have_come_or_nothing_is_left_to_do() -> None:
+    bench = Bench([left(1), 0.15, left(1)], [right(1)], work=10**9, patience=100)
+    list(bench.run)
+    assert len(bench.operator.told(Arrive)) == 3
+    idle = Bench([left(1), 0.15, left(1), 0.3], [right(1), 0.5], work=3, patience=100)
+    list(idle.run)
+    told = idle.operator.told(Arrive)
+    assert told[2] < idle.operator.told(End)[0] - 0.1
 
 
 def test_reactive_work_is_left_alone_without_a_stall() -> None:

@@ -61,3 +61,12 @@ class JoinOperator(Protocol):
     def check(self) -> None:
         """Assert the invariants."""
         ...
+
+
+def patience_of(operator: JoinOperator) -> int:
+    """How many rows an operator lets wait for as long as it has reactive work; 0 if it wants each row at once.
+
+    An operator that wants to be less prompt has a `patience`, which a driver asks for between polls: it goes on with
+    reactive work until more rows wait, or until there is no more of it or nothing more to wait for.
+    """
+    return int(getattr(operator, "patience", 0))

@@ -111,6 +111,16 @@ class Inbox:
         return self.put_bytes - self.freed_bytes
 
     @property
+    def rows(self) -> int:
+        """Rows in the queue."""
+        return sum([counted - BATCH_ROWS for _, _, counted in self.pieces.copy()])
+
+    @property
+    def presses(self) -> bool:
+        """Whether what waits cannot wait longer: the reader has no room, or has failed."""
+        return self._blocked or self.error is not None
+
+    @property
     def ready(self) -> bool:
         """Is there anything the consumer has not been told?"""
         return bool(self.pieces) or self.error is not None or (self.ended and not self.end_told)

@@ -6,7 +6,8 @@ Every source is read by a thread of its own into a bounded queue; the consumer's
                               ├─▶ receive … receive, poll, poll ──▶ you
     source ──thread──▶ queue ─┘        (silence: Stall, then a little reactive work at a time)
 
-Inputs are never pulled in turn, so a silent side cannot hold up the other. All that waits in the queues is handed over
+Inputs are never pulled in turn, so a silent side cannot hold up the other. New rows end a silence at once, unless the
+operator has the patience to let some wait while it has reactive work. All that waits in the queues is handed over
 before a poll, so that many small batches cost the operator one round.
 """
 
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
 from watersmeet.core.events import Arrive, End, Stall, Status
-from watersmeet.core.operator import JoinOperator
+from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
 from watersmeet.drivers.progress import Progress
 
@@ -222,6 +223,8 @@ class LiveRun:
         """Tell the operator what there is to tell, or sleep; then the fuel for a poll, 0 if there is no use in one."""
         if status is Status.HAS_OUTPUT:
             return REACTIVE_FUEL if self._silent else FUEL
+        if self._silent and status is Status.HAS_WORK and self._may_wait(patience_of(operator)):
+            return REACTIVE_FUEL
         if self._hand_over(operator):
             self._silent = False
             return FUEL
@@ -234,6 +237,12 @@ class LiveRun:
         if self._silent and status is Status.HAS_WORK:
             return REACTIVE_FUEL
         return REACTIVE_FUEL if self._sleep(operator) else 0
+
+    def _may_wait(self, patience: int) -> bool:
+        """Whether few enough rows wait, and more may come."""
+        if not patience or any(inbox.presses for inbox in self._inboxes) or all(inbox.ended for inbox in self._inboxes):
+            return False
+        return sum(inbox.rows for inbox in self._inboxes) <= patience
 
     def _hand_over(self, operator: LiveOperator) -> bool:
         """Give the operator what waits in the queues (of a full one half, to let its reader go on); was there any?"""

@@ -28,7 +28,7 @@ import pyarrow as pa
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall, Status
-from watersmeet.core.operator import JoinOperator
+from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.core.spec import JoinSpec, On, Output, parse_on
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.trace import Recorder, Sample, Trace
@@ -80,9 +80,10 @@ def simulate(
 
     An algorithm's name needs `on` and `memory`, and takes the algorithm's own `options`; an operator brings all that.
     When all inputs are silent for longer than `wait` seconds, the operator is told of a stall, and may do reactive work
-    until the next row arrives. Rows of one input whose times fall into the same `quantum` (in seconds) are handed
-    over as one batch when the last of them arrives; 0 is one row at a time. A batch never reaches over such a silence
-    or over a punctuation, and batches depend on the schedule alone, so that all algorithms see the same ones.
+    until the next row arrives, or until more rows wait than it has patience for. Rows of one input whose times fall
+    into the same `quantum` (in seconds) are handed over as one batch when the last of them arrives; 0 is one row at a
+    time. A batch never reaches over such a silence or over a punctuation, and batches depend on the schedule alone, so
+    that all algorithms see the same ones.
 
     `samples` bounds the trace, `collect` keeps the output in it, `check` asserts the operator's invariants at each
     step.
@@ -207,10 +208,14 @@ class _Input:
 
     def waiting(self, now: float) -> int:
         """Rows that came while the operator was busy and are not handed over."""
+        return max(0, self.arrived(now) - max(self.handed, self._excused))
+
+    def arrived(self, now: float) -> int:
+        """Rows that came by now; time never goes back."""
         if self._next_arrival <= now:
             self._arrived += int(np.searchsorted(self._times[self._arrived :], now, side="right"))
             self._next_arrival = float(self._times[self._arrived]) if self._arrived < len(self._times) else inf
-        return max(0, self._arrived - max(self.handed, self._excused))
+        return self._arrived
 
 
 def _batch_stops(times: Times, quantum: float, cuts: Times) -> npt.NDArray[np.int64]:
@@ -275,12 +280,12 @@ class _Run:
         """Run to the end."""
         self._sample(begun=False)
         while self._open:
-            due = self._heap[0][0]
+            due, priority = self._heap[0][:2]
+            if self._reactive and (due > self._clock or priority is Priority.ARRIVE) and self._may_react():
+                self._poll()
+                self._arm_wake()
+                continue
             if due > self._clock:
-                if self._reactive and self._status is Status.HAS_WORK and self._first_waiting() > self._clock:
-                    self._poll()
-                    self._arm_wake()
-                    continue
                 self._clock = due
                 for each in self._inputs:
                     each.excuse(due)
@@ -312,6 +317,17 @@ class _Run:
             # Never before now: rows that wait already are older, and come first.
             self._push(max(wake, self._clock), Priority.WAKE, None)
         self._wake = wake
+
+    def _may_react(self) -> bool:
+        """Whether there is reactive work, no more rows wait than the operator has the patience for, and more come."""
+        if self._status is not Status.HAS_WORK:
+            return False
+        if self._first_waiting() > self._clock:
+            return True
+        patience = patience_of(self._operator)
+        if not patience or all(each.last <= self._clock for each in self._inputs):
+            return False
+        return sum(each.arrived(self._clock) - each.handed for each in self._inputs) <= patience
 
     def _first_waiting(self) -> float:
         return min(each.first_waiting for each in self._inputs)

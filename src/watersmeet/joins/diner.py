@@ -9,7 +9,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError, SpecError
-from watersmeet.core.events import Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.nested_loop import Loop, NestedLoop
@@ -66,13 +65,13 @@ class Diner(ProgressiveJoin):
     - Once an input has ended, the rows of the other cannot be found by anybody any more: they are flushed, and blocks
       of the ended input are loaded again in their place (the paper's footnote 1), so that later rows meet them at
       once. If all of them fit, later rows need not even be kept.
-    - New rows end the reactive phase after the inner block at hand. `max_new_arrivals` lets that many wait, as the
-      paper does to switch less often.
+    - New rows end the reactive phase after the inner block at hand. `max_new_arrivals` lets drivers hold back as many
+      during that phase, as the paper does to switch less often.
     - Algorithm 4 changes roles only inside the loop over outer blocks that have something left to meet: when that side
       has none and the inner side has grown, it would never get to the new blocks. Here roles are settled before.
     - Join bits are not part of a snapshot.
 
-    :param max_new_arrivals: rows that may wait during the reactive phase.
+    :param max_new_arrivals: rows that may wait during the reactive phase (the paper's MaxNewArr); 0 wants each at once.
     :param max_outer_blocks: blocks of the outer side that the reactive phase loads at once.
 
     >>> import pyarrow as pa
@@ -280,22 +279,15 @@ class Diner(ProgressiveJoin):
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, NestedLoop)
-        if task.between_blocks and not self._holds_back:
+        if task.between_blocks:
             self._task = None
             return 1
         return task.work(1)
 
     @property
-    def _holds_back(self) -> bool:
-        """Whether the loop goes on although rows wait: not more than may, and more can still come."""
-        waiting = sum(intake.rows for intake in self._intakes)
-        looping = isinstance(self._task, NestedLoop) and not self._task.done
-        return looping and waiting <= self.max_new_arrivals and not all(self._ended)
-
-    def _status(self) -> Status:
-        if self._arrivals_wait and self._holds_back and not self.pairs.waiting:
-            return Status.HAS_WORK
-        return super()._status()
+    def patience(self) -> int:
+        """The paper's MaxNewArr."""
+        return self.max_new_arrivals
 
     def _clean_up_task(self) -> Task | None:
         if not self._settled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +30,8 @@ _SLACK = 4096
 _LEAST_PAGE = 2048
 _LEAST_CATALOGUE = 12 * 1024
 """So much memory for the records of runs, that merging them, which makes them fewer, can begin."""
+_LEAST_FOR_WIDE_ROWS = 16 * 1024
+"""More pages in memory are more rows that may each be wider than a page."""
 UNIT_OF_WORK = 4096
 """Fuel of a task that arrivals have to wait for."""
 
@@ -82,8 +85,10 @@ class MergingJoin(SpillingJoin):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        merge_buffers = 2 * _Tails.of(spec, 0).pages(_LEAST_FAN_IN, 1) * _LEAST_PAGE
-        return cls._least_for_rows(spec) + merge_buffers + _LEAST_CATALOGUE
+        tails = _Tails.of(spec, 0)
+        merge_buffers = 2 * tails.pages(_LEAST_FAN_IN, 1) * _LEAST_PAGE
+        wide_rows = tails.pages_again * _LEAST_FOR_WIDE_ROWS
+        return cls._least_for_rows(spec) + merge_buffers + _LEAST_CATALOGUE + wide_rows
 
     # --- merging ---
 
@@ -173,6 +178,12 @@ class MergingJoin(SpillingJoin):
         """The merge that gave way to arrivals, to go on with."""
         task, self._suspended = self._suspended, None
         return task
+
+    @property
+    def patience(self) -> int:
+        """None, or that of a task which is not to be interrupted."""
+        uninterrupted = not self._prompt and self._task is not None and not self._task.done
+        return sys.maxsize if uninterrupted else super().patience
 
     def _give_way(self, task: Task) -> int:
         if not self._prompt:

@@ -319,6 +319,11 @@ class ProgressiveJoin(ABC):
         return None
 
     @property
+    def patience(self) -> int:
+        """How many rows a driver may let wait while there is reactive work."""
+        return 0
+
+    @property
     def cost(self) -> Cost:
         """All work so far."""
         return self.meter.total()
