@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from watersmeet.api import join as join
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
+    from watersmeet.core.errors import RelationError as RelationError
     from watersmeet.core.errors import SourceError as SourceError
     from watersmeet.core.errors import SpecError as SpecError
     from watersmeet.core.errors import SpillError as SpillError
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from watersmeet.drivers.progress import Progress as Progress
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
+    from watersmeet.relation import Relation as Relation
     from watersmeet.sources import source as source
+    from watersmeet.sources.databases import query as query
 
     __version__: str
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "BudgetError": "watersmeet.core.errors",
     "Progress": "watersmeet.drivers.progress",
+    "Relation": "watersmeet.relation",
+    "RelationError": "watersmeet.core.errors",
     "Result": "watersmeet.api",
     "SourceError": "watersmeet.core.errors",
     "SpecError": "watersmeet.core.errors",
@@ -39,6 +44,7 @@ _HOMES = {
     "WatersmeetError": "watersmeet.core.errors",
     "band": "watersmeet.core.spec",
     "join": "watersmeet.api",
+    "query": "watersmeet.sources.databases",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
 }
@@ -46,6 +52,8 @@ _HOMES = {
 __all__ = [
     "BudgetError",
     "Progress",
+    "Relation",
+    "RelationError",
     "Result",
     "SourceError",
     "SpecError",
@@ -56,6 +64,7 @@ __all__ = [
     "band",
     "errors",
     "join",
+    "query",
     "simulate",
     "source",
 ]

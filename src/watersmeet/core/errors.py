@@ -33,3 +33,7 @@ class SnapshotError(WatersmeetError):
 
 class ProtocolError(WatersmeetError, RuntimeError):
     """A driver broke the protocol: an event after the end, or an arrival before pending output was taken."""
+
+
+class RelationError(WatersmeetError):
+    """A relation on disk cannot be opened or changed: it is not there, another writer has it, rows break its rules."""

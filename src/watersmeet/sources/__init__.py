@@ -9,14 +9,15 @@ import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
 from watersmeet.sources.base import BATCH_ROWS, UNNAMED, Source
+from watersmeet.sources.databases import CursorSource, is_cursor
 from watersmeet.sources.iterators import IteratorSource
 from watersmeet.sources.tables import ReaderSource, TableSource, as_table, open_stream, table_of_dicts
 
 __all__ = ["Source", "as_source", "source"]
 
 _KINDS = (
-    "a path or glob, a PyArrow table, batch or reader, a pandas or Polars frame, or an iterator of record batches, of "
-    "tables or of dicts"
+    "a path or glob, a PyArrow table, batch or reader, a pandas or Polars frame, a database cursor, or an iterator of "
+    "record batches, of tables or of dicts"
 )
 
 
@@ -26,10 +27,10 @@ def source(
     """Rows to join, from nearly anything.
 
     `data` is a path or glob (Parquet, CSV, NDJSON, Arrow IPC), a PyArrow table, batch or reader, anything with an
-    Arrow C stream, a pandas frame (copied, without its index) or Polars frame, or an iterable of record batches, of
-    tables or of dicts. `name` is what errors call it. A `schema` spares the wait for an iterator's first item and
-    settles the types of text files; rows of any kind are cast to it where that is safe. Batches have at most
-    `batch_rows` rows.
+    Arrow C stream, a pandas frame (copied, without its index) or Polars frame, a database cursor that has executed a
+    query, or an iterable of record batches, of tables or of dicts. `name` is what errors call it. A `schema` spares the
+    wait for an iterator's first item and settles the types of text files; rows of any kind are cast to it where that is
+    safe. Batches have at most `batch_rows` rows.
 
     >>> types = pa.schema({"id": pa.int32(), "paid": pa.bool_()})
     >>> orders = source(({"id": i, "paid": None} for i in range(3)), schema=types)
@@ -51,6 +52,8 @@ def source(
         return TableSource(table, called, schema, batch_rows)
     if hasattr(data, "__arrow_c_stream__"):
         return ReaderSource(open_stream(data, called), called, schema, batch_rows)
+    if is_cursor(data):
+        return CursorSource(data, called, schema, batch_rows)
     if isinstance(data, Source):
         raise SourceError(f"{data.name} is a source already; name, schema and batch_rows are given when it is made")
     if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping) and schema is None:
