@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from watersmeet.api import Result as Result
     from watersmeet.api import join as join
+    from watersmeet.api import multijoin as multijoin
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
     from watersmeet.core.errors import RelationError as RelationError
@@ -44,6 +45,7 @@ _HOMES = {
     "WatersmeetError": "watersmeet.core.errors",
     "band": "watersmeet.core.spec",
     "join": "watersmeet.api",
+    "multijoin": "watersmeet.api",
     "query": "watersmeet.sources.databases",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
@@ -64,6 +66,7 @@ __all__ = [
     "band",
     "errors",
     "join",
+    "multijoin",
     "query",
     "simulate",
     "source",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from watersmeet import sinks
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
+from watersmeet.core.multi_spec import MultiSpec, parse_edges
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
@@ -67,7 +68,6 @@ def join(
         raise SpecError(f"names must be two strings, not {names!r}")
 
     def specify(schemas: Sequence[pa.Schema]) -> JoinSpec:
-        called = names or (sources[0].name, sources[1].name)
         left_schema, right_schema = schemas
         spec = JoinSpec(left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called)
         check_budget(spec, budget, algorithm, options)
@@ -86,11 +86,92 @@ def join(
             raise
         return operator
 
+    called = names or (_usual_name(left, 0), _usual_name(right, 1))
+    return _run(list(zip(called, (left, right), strict=True)), specify, build, budget, wait, on_progress)
+
+
+def multijoin(
+    inputs: Mapping[str, object],
+    on: str | Sequence[str],
+    *,
+    memory: str | int = "64 MiB",
+    algorithm: str = "auto",
+    spill: str | os.PathLike[str] | None = None,
+    wait: float = WAIT,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Result:
+    """Join several inputs as their rows arrive, in one operator: no intermediate results, the first rows at once.
+
+    A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
+    Columns of one name that are joined with each other come out once.
+
+    :param inputs: by name, whatever `join` takes.
+    :param on: conditions such as `"orders.id = items.order_id"`, enough of them to hold all inputs together; there may
+        be cycles.
+    :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
+    :param algorithm: `"auto"`, or the name of one.
+    :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
+    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param options: the algorithm's own.
+
+    >>> import pyarrow as pa
+    >>> orders = pa.table({"id": [1, 2], "buyer": ["Ada", "Bo"]})
+    >>> items = pa.table({"order_id": [1, 1, 2], "part": [7, 8, 8]})
+    >>> parts = pa.table({"part": [8], "name": ["cup"]})
+    >>> on = ["orders.id = items.order_id", "items.part = parts.part"]
+    >>> found = multijoin({"orders": orders, "items": items, "parts": parts}, on=on, memory="8 MiB").table()
+    >>> found.select(["buyer", "name"]).sort_by("buyer").to_pylist()
+    [{'buyer': 'Ada', 'name': 'cup'}, {'buyer': 'Bo', 'name': 'cup'}]
+    """
+    names = tuple(inputs)
+    edges = parse_edges(on, names)
+    budget = parse_memory(memory)
+    _check_multiway(algorithm, options)
+
+    def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:
+        from watersmeet.planner import MULTIWAY
+
+        spec = MultiSpec(names, tuple(schemas), edges)
+        kinds = MULTIWAY.values() if algorithm == "auto" else [MULTIWAY[algorithm]]
+        _check_least(min(kind.least_memory(spec) for kind in kinds), budget)
+        return spec
+
+    def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
+        from watersmeet import planner
+        from watersmeet.spill import FileStore
+
+        spec = specify(schemas)
+        store = FileStore(None if spill is None else Path(spill))
+        try:
+            return planner.build_multiway(spec, rest, store, algorithm, **options)
+        except BaseException:
+            store.close()
+            raise
+
+    return _run([(name, data) for name, data in inputs.items()], specify, build, budget, wait, on_progress)
+
+
+def _check_multiway(algorithm: str, options: dict[str, Any]) -> None:
+    from watersmeet.planner import MULTIWAY
+
+    _check_choice(algorithm, options, MULTIWAY)
+
+
+def _run(
+    inputs: Sequence[tuple[str, object]],
+    specify: Callable[[Sequence[pa.Schema]], JoinSpec | MultiSpec],
+    build: Callable[[Sequence[pa.Schema], int], LiveOperator],
+    budget: int,
+    wait: float,
+    on_progress: Callable[[Progress], None] | None,
+) -> Result:
+    """Open the inputs; where nobody has to be waited for, mistakes come to light here and not at the first use."""
     sources: list[Source] = []
     try:
-        for side, data in enumerate((left, right)):
-            sources.append(as_source(data, names[side] if names else _usual_name(data, side)))
-        # Where nobody has to be waited for, mistakes come to light here and not at the first use of the result.
+        for name, data in inputs:
+            sources.append(as_source(data, name))
         known = all(source.schema_known for source in sources)
         schemas = [source.schema() for source in sources] if known else None
         schema = specify(schemas).schema if schemas is not None else None
@@ -110,10 +191,14 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
     """Refuse an algorithm that is not known, or options it does not take."""
     from watersmeet.planner import ALGORITHMS
 
-    if algorithm != "auto" and algorithm not in ALGORITHMS:
-        known = ", ".join(sorted(ALGORITHMS))
+    _check_choice(algorithm, options, ALGORITHMS)
+
+
+def _check_choice(algorithm: str, options: dict[str, Any], algorithms: Mapping[str, type]) -> None:
+    if algorithm != "auto" and algorithm not in algorithms:
+        known = ", ".join(sorted(algorithms))
         raise SpecError(f"algorithm {algorithm!r} is not known; choose auto, or one of {known}")
-    kinds = ALGORITHMS.values() if algorithm == "auto" else [ALGORITHMS[algorithm]]
+    kinds = algorithms.values() if algorithm == "auto" else [algorithms[algorithm]]
     taken = {name for kind in kinds for name in _option_names(kind)}
     for name in options:
         if name not in taken:
@@ -138,6 +223,10 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
     least = min(
         kind.least_memory(spec, **{n: options[n] for n in _option_names(kind) if n in options}) for kind in kinds
     )
+    _check_least(least, memory)
+
+
+def _check_least(least: int, memory: int) -> None:
     if memory - queue_bytes(memory) < least:
         needed = -(-least * 8 // 7)
         raise BudgetError(

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
+from watersmeet.joins.mjoin import MJoin
+from watersmeet.joins.multiway import MultiwayJoin
 from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.rpj import RPJ
@@ -46,5 +49,21 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
         if options and "unexpected keyword" in str(problem):
             raise SpecError(f"{chosen.name} does not take the options {', '.join(map(repr, options))}") from None
         raise
+    operator.reason = reason
+    return operator
+
+
+MULTIWAY: Mapping[str, type[MultiwayJoin]] = {join.name: join for join in (MJoin,)}
+"""Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
+
+
+def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> MultiwayJoin:
+    """The operator for a join of several inputs; `auto` is `mjoin`."""
+    reason = "asked for by name"
+    if algorithm == "auto":
+        algorithm, reason = "mjoin", "one operator for all inputs, which keeps no intermediate results"
+    if algorithm not in MULTIWAY:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
+    operator = MULTIWAY[algorithm](spec, memory, store, **options)
     operator.reason = reason
     return operator

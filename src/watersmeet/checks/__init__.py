@@ -19,6 +19,7 @@ from watersmeet.checks.conformance import (
     check_snapshot,
     conform,
 )
+from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CaseReport",
     "ConformanceError",
     "Move",
+    "MultiCase",
     "Summary",
     "check_determinism",
     "check_metamorphic",
@@ -33,5 +35,6 @@ __all__ = [
     "check_snapshot",
     "conform",
     "make_case",
+    "make_multi_case",
     "run_case",
 ]

@@ -6,9 +6,10 @@ memory many times over. The same seed and the same operator give the same case.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,9 +43,9 @@ class Move:
     def __str__(self) -> str:
         match self.event:
             case Arrive(input=side, batch=batch):
-                text = f"{'LR'[side]}{batch.num_rows}"
+                text = f"{side}:{batch.num_rows}"
             case End(input=side):
-                text = f"{'LR'[side]}end"
+                text = f"{side}:end"
             case _:
                 text = "stall"
         return f"{text}/{self.polls}"
@@ -74,6 +75,13 @@ class Case:
         """What the oracle says: the row numbers of all pairs."""
         left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
         return reference_pairs(left, right, self.spec)
+
+    maker: ClassVar[str] = "make_case"
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs there are."""
+        return 2
 
     def table(self, side: int) -> pa.RecordBatch:
         """All the rows of one input."""
@@ -252,10 +260,15 @@ def random_fuel(rng: Rng) -> tuple[int, ...]:
 
 def random_moves(rng: Rng, left: pa.RecordBatch, right: pa.RecordBatch, memory: int) -> tuple[Move, ...]:
     """A script: the rows in batches of some sizes, the sides in some order, stalls in between, the ends somewhere."""
-    waiting: list[list[Event]] = [[*_arrivals(rng, 0, left), End(0)], [*_arrivals(rng, 1, right), End(1)]]
-    order = _order(rng, len(waiting[0]), len(waiting[1]))
+    return moves_of([left, right], rng, memory)
+
+
+def moves_of(tables: Sequence[pa.RecordBatch], rng: Rng, memory: int) -> tuple[Move, ...]:
+    """A script for any number of inputs."""
+    waiting: list[list[Event]] = [[*_arrivals(rng, i, table), End(i)] for i, table in enumerate(tables)]
+    order = _order(rng, [len(events) for events in waiting])
     patience = int(_pick(rng, [1, 3, 10]))
-    row_bytes = (left.nbytes + right.nbytes) / (left.num_rows + right.num_rows + 1)
+    row_bytes = sum(table.nbytes for table in tables) / (sum(table.num_rows for table in tables) + 1)
     together = 0
     moves: list[Move] = []
     for side in order:
@@ -281,15 +294,15 @@ def _with_stalls(rng: Rng, moves: list[Move]) -> list[Move]:
     return moves
 
 
-def _order(rng: Rng, left: int, right: int) -> list[int]:
-    sides = np.repeat([0, 1], [left, right])
+def _order(rng: Rng, counts: Sequence[int]) -> list[int]:
+    sides = np.repeat(np.arange(len(counts)), counts)
     match _pick(rng, ["random", "random", "random", "left first", "right first", "in turn"]):
         case "random":
             sides = rng.permutation(sides)
         case "right first":
             sides = sides[::-1]
         case "in turn":
-            places = np.concatenate([np.arange(n) / max(1, n) for n in (left, right)])
+            places = np.concatenate([np.arange(n) / max(1, n) for n in counts])
             sides = sides[np.argsort(places, kind="stable")]
     order: list[int] = sides.tolist()
     return order

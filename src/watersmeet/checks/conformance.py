@@ -12,15 +12,16 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.canonical import Row
-from watersmeet.checks.cases import PLENTY, ROOM_FOR_LONGEST, Case, make_case, random_fuel, random_moves
-from watersmeet.checks.run import CaseReport, ConformanceError, run_case, with_restores
+from watersmeet.checks.cases import PLENTY, ROOM_FOR_LONGEST, Case, make_case, moves_of, random_fuel, random_moves
+from watersmeet.checks.multi_cases import MultiCase
+from watersmeet.checks.run import AnyCase, CaseReport, ConformanceError, run_case, with_restores
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
 from watersmeet.core.events import Arrive, End
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.spill.store import MemoryStore
 
 
-def check_determinism(operator_class: type[Any], case: Case, **options: Any) -> CaseReport:
+def check_determinism(operator_class: type[Any], case: AnyCase, **options: Any) -> CaseReport:
     """The same case twice gives the same steps: batches, statuses, costs, phases and memory."""
     first = run_case(operator_class, case, trace=True, **options)
     second = run_case(operator_class, case, trace=True, **options)
@@ -32,7 +33,7 @@ def check_determinism(operator_class: type[Any], case: Case, **options: Any) -> 
     return first
 
 
-def check_snapshot(operator_class: type[Any], case: Case, points: int = 4, **options: Any) -> CaseReport:
+def check_snapshot(operator_class: type[Any], case: AnyCase, points: int = 4, **options: Any) -> CaseReport:
     """Snapshots at some steps, each restored into a new operator that goes on, lose and repeat nothing."""
     rng = np.random.default_rng([case.seed, 0x54A9])
     undisturbed = run_case(operator_class, with_restores(case, ()), **options)
@@ -40,7 +41,7 @@ def check_snapshot(operator_class: type[Any], case: Case, points: int = 4, **opt
     return run_case(operator_class, with_restores(case, tuple(sorted(steps))), **options)
 
 
-def check_refusals(operator_class: type[Any], case: Case, **options: Any) -> None:
+def check_refusals(operator_class: type[Any], case: AnyCase, **options: Any) -> None:
     """What cannot be is refused with the right error: too little memory, rows after the end, a foreign snapshot."""
     spec, store = case.spec, MemoryStore()
 
@@ -57,7 +58,7 @@ def check_refusals(operator_class: type[Any], case: Case, **options: Any) -> Non
     refuse("less than its least memory", BudgetError, lambda: operator_class(spec, case.least - 1, store, **options))
     ended = fresh()
     ended.receive(End(0))
-    refuse("rows after the end", ProtocolError, lambda: ended.receive(Arrive(0, case.left)))
+    refuse("rows after the end", ProtocolError, lambda: ended.receive(Arrive(0, case.table(0))))
     refuse("a second end", ProtocolError, lambda: ended.receive(End(0)))
     foreign = pa.record_batch({"some other column": pa.array([1])})
     refuse("a batch of another schema", WatersmeetError, lambda: fresh().receive(Arrive(0, foreign)))
@@ -69,20 +70,23 @@ def check_refusals(operator_class: type[Any], case: Case, **options: Any) -> Non
     )
 
 
-def _rechunked(case: Case, rng: np.random.Generator) -> Case:
-    return replace(case, moves=random_moves(rng, case.left, case.right, case.memory))
+def _rechunked(case: AnyCase, rng: np.random.Generator) -> AnyCase:
+    return replace(case, moves=moves_of([case.table(i) for i in range(case.inputs)], rng, case.memory))
 
 
-def _refuelled(case: Case, rng: np.random.Generator) -> Case:
+def _refuelled(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     return replace(case, fuel=random_fuel(rng))
 
 
-def _rebudgeted(case: Case, rng: np.random.Generator) -> Case:
+def _rebudgeted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     scarce = case.memory <= 4 * case.least
     return replace(case, memory=case.least + (PLENTY if scarce else ROOM_FOR_LONGEST))
 
 
-def _reordered(case: Case, rng: np.random.Generator) -> Case:
+def _reordered(case: AnyCase, rng: np.random.Generator) -> AnyCase:
+    if isinstance(case, MultiCase):
+        tables = tuple(_shuffled(table, rng) for table in case.tables)
+        return replace(case, tables=tables, moves=moves_of(tables, rng, case.memory))
     left, right = (_shuffled(case.table(side), rng) for side in (0, 1))
     return replace(case, left=left, right=right, moves=random_moves(rng, left, right, case.memory))
 
@@ -95,7 +99,7 @@ def _shuffled(batch: pa.RecordBatch, rng: np.random.Generator) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-CHANGES: Mapping[str, Callable[[Case, np.random.Generator], Case]] = {
+CHANGES: Mapping[str, Callable[[AnyCase, np.random.Generator], AnyCase]] = {
     "chunking and interleaving": _rechunked,
     "fuel": _refuelled,
     "budget": _rebudgeted,
@@ -104,15 +108,20 @@ CHANGES: Mapping[str, Callable[[Case, np.random.Generator], Case]] = {
 """What must not change the multiset of results; the budget only for operators that spill."""
 
 
-def check_metamorphic(operator_class: type[Any], case: Case, **options: Any) -> None:
-    """Neither chunking, fuel, budget and order of rows nor swapping the sides change the multiset of rows."""
+def check_metamorphic(operator_class: type[Any], case: AnyCase, **options: Any) -> None:
+    """Neither chunking, fuel, budget and order of rows nor swapping the sides (of two) change the multiset of rows."""
     rng = np.random.default_rng([case.seed, 0x3E7A])
-    case = _of_spec(operator_class, case, _distinctly_named(case), (0, 1), options)
+    if isinstance(case, MultiCase):
+        case = replace(case, spec=replace(case.spec, output=Output.ROWS), memory=case.memory + ROOM_FOR_LONGEST)
+    else:
+        case = _of_spec(operator_class, case, _distinctly_named(case), (0, 1), options)
     rows = run_case(operator_class, case, **options).rows
     for change, changed in CHANGES.items():
         if change == "budget" and not getattr(operator_class, "spills", True):
             continue
         _same(operator_class, case, change, rows, run_case(operator_class, changed(case, rng), **options).rows)
+    if isinstance(case, MultiCase):
+        return
     width = len(case.spec.right)
     swapped = _of_spec(operator_class, case, _swapped(case.spec), (1, 0), options)
     rows_of_swapped = run_case(operator_class, swapped, **options).rows
@@ -120,7 +129,7 @@ def check_metamorphic(operator_class: type[Any], case: Case, **options: Any) -> 
     _same(operator_class, case, "swapping the sides", rows, back)
 
 
-def _same(operator_class: type[Any], case: Case, change: str, rows: Counter[Row], other: Counter[Row]) -> None:
+def _same(operator_class: type[Any], case: AnyCase, change: str, rows: Counter[Row], other: Counter[Row]) -> None:
     if rows != other:
         raise ConformanceError(f"{operator_class.__name__}: {change} changed the results of\n{case}")
 
@@ -175,19 +184,25 @@ class Summary:
         )
 
 
-def conform(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> Summary:
+def conform(
+    operator_class: type[Any],
+    cases: int = 500,
+    seed: int = 0,
+    make: Callable[..., AnyCase] = make_case,
+    **options: Any,
+) -> Summary:
     """Put an operator through so many cases, from this seed on; the first that fails is a `ConformanceError`.
 
     Every case is compared with the oracle; some are also run again for determinism, with snapshots, and changed in
     ways that must not matter. An operator that cannot spill says so by a class attribute `spills = False`, and is
-    given plenty of memory.
+    given plenty of memory. `make` is `make_multi_case` for operators of several inputs.
 
     >>> from watersmeet.joins.reference import ReferenceJoin
     >>> conform(ReferenceJoin, cases=3).cases
     3
     """
     began = time.perf_counter()
-    reports = list(_reports(operator_class, range(seed, seed + cases), options))
+    reports = list(_reports(operator_class, range(seed, seed + cases), make, options))
     kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
     return Summary(
         cases=len(reports),
@@ -196,15 +211,17 @@ def conform(operator_class: type[Any], cases: int = 500, seed: int = 0, **option
         cleaned_up=sum(report.cleaned_up for report in reports),
         restored=sum(report.restored > 0 for report in reports),
         results=sum(report.results for report in reports),
-        rows=sum(report.case.left.num_rows + report.case.right.num_rows for report in reports),
+        rows=sum(report.case.table(i).num_rows for report in reports for i in range(report.case.inputs)),
         kinds=tuple(sorted(kinds.items())),
         seconds=time.perf_counter() - began,
     )
 
 
-def _reports(operator_class: type[Any], seeds: range, options: Mapping[str, Any]) -> Iterator[CaseReport]:
+def _reports(
+    operator_class: type[Any], seeds: range, make: Callable[..., AnyCase], options: Mapping[str, Any]
+) -> Iterator[CaseReport]:
     for seed in seeds:
-        case = make_case(seed, operator_class, **options)
+        case = make(seed, operator_class, **options)
         match seed % 20:
             case 0:
                 check_refusals(operator_class, case, **options)

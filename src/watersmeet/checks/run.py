@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.checks.cases import Case
+from watersmeet.checks.multi_cases import MultiCase
 from watersmeet.core.cost import Cost
 from watersmeet.core.events import End, Event, Stall, Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import Output
 from watersmeet.spill.store import MemoryStore, Store
+
+AnyCase: TypeAlias = "Case | MultiCase"
 
 FUEL_DOUBLES_AFTER = 20
 """Polls after which the fuel doubles: one unit at a time is worth trying, but not ten thousand times."""
@@ -47,7 +50,7 @@ class TracedStep:
 class CaseReport:
     """What a case went through, so that a suite can prove which paths it took."""
 
-    case: Case
+    case: AnyCase
     results: int
     polls: int
     cost: Cost
@@ -71,7 +74,7 @@ class CaseReport:
 
 
 def run_case(
-    operator_class: type[Any], case: Case, store: Store | None = None, *, trace: bool = False, **options: Any
+    operator_class: type[Any], case: AnyCase, store: Store | None = None, *, trace: bool = False, **options: Any
 ) -> CaseReport:
     """Drive an operator through a case; whatever it does wrong is a `ConformanceError` that shows the case.
 
@@ -87,7 +90,7 @@ def run_case(
     except Exception as error:
         raise ConformanceError(
             f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
-            f"  again: run_case({operator_class.__name__}, make_case({case.seed}, {operator_class.__name__}))"
+            f"  again: run_case({operator_class.__name__}, {case.maker}({case.seed}, {operator_class.__name__}))"
         ) from error
     finally:
         if own is not None:
@@ -98,12 +101,12 @@ class _Run:
     """The driver of one case: knows what the protocol allows next, and notes what it saw."""
 
     def __init__(
-        self, operator_class: type[Any], case: Case, store: Store, trace: bool, options: dict[str, Any]
+        self, operator_class: type[Any], case: AnyCase, store: Store, trace: bool, options: dict[str, Any]
     ) -> None:
         self._class, self._case, self._store, self._options = operator_class, case, store, options
         self._operator = operator_class(case.spec, case.memory, store, **options)
         self._status = Status.NEED_INPUT
-        self._ended = [False, False]
+        self._ended = [False] * case.inputs
         self._stalled = False
         self._polls = self._steps = self._idle = self._restored = 0
         self._cost = Cost()
@@ -235,9 +238,9 @@ class _Run:
 
     def _check_status(self, status: Status, phase: str) -> None:
         if all(self._ended):
-            _expect(status is not Status.NEED_INPUT, "needs input after both inputs have ended: it would wait for ever")
+            _expect(status is not Status.NEED_INPUT, "needs input after all inputs have ended: it would wait for ever")
         else:
-            _expect(status is not Status.DONE, "is done before both inputs have ended")
+            _expect(status is not Status.DONE, "is done before all inputs have ended")
         _expect((status is Status.DONE) == (phase == "done"), f"says {status.value!r} in phase {phase!r}")
 
     def _poll_without_need(self) -> None:
@@ -279,15 +282,17 @@ class _Run:
         return found
 
 
-def expected_rows(case: Case) -> Counter[Row]:
+def expected_rows(case: AnyCase) -> Counter[Row]:
     """The oracle's answer, in the form in which outputs are compared."""
     if case.spec.output is Output.PAIRS:
         return Counter(case.pairs)
-    left, right = (canonical_rows(case.table(side), case.spec.kept[side]) for side in (0, 1))
-    return Counter(left[i] + right[j] for i, j in case.pairs)
+    rows = [canonical_rows(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
+    return Counter(
+        tuple(value for table, row in zip(rows, numbers, strict=True) for value in table[row]) for numbers in case.pairs
+    )
 
 
-def with_restores(case: Case, steps: tuple[int, ...]) -> Case:
+def with_restores(case: AnyCase, steps: tuple[int, ...]) -> AnyCase:
     """The same case, with the operator snapshot and restored after these steps."""
     return replace(case, restores=steps)
 

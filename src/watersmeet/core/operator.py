@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from watersmeet.core.events import Event, Step
+from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 
 
@@ -33,7 +34,7 @@ class JoinOperator(Protocol):
     """
 
     @property
-    def spec(self) -> JoinSpec:
+    def spec(self) -> JoinSpec | MultiSpec:
         """What is joined, and how."""
         ...
 

@@ -21,6 +21,7 @@ from watersmeet.state.intake import Received
 from watersmeet.state.pages import Page, write_rows
 
 if TYPE_CHECKING:
+    from watersmeet.joins.multiway import MultiwayJoin
     from watersmeet.joins.progressive import ProgressiveJoin
 
 _MOST_DELTAS = 16
@@ -30,12 +31,13 @@ _ROWS_AT_ONCE = 256
 class Saver:
     """One operator's snapshots."""
 
-    def __init__(self, join: ProgressiveJoin) -> None:
+    def __init__(self, join: ProgressiveJoin | MultiwayJoin) -> None:
         self._join = join
         self._count = 0
-        self._deltas: list[list[tuple[str, int]]] = [[], []]
-        self._saved_until = [0, 0]
-        self._waiting: list[tuple[str, list[Received]]] = [("", []), ("", [])]
+        self._sides = range(len(join.tables))
+        self._deltas: list[list[tuple[str, int]]] = [[] for _ in self._sides]
+        self._saved_until = [0 for _ in self._sides]
+        self._waiting: list[tuple[str, list[Received]]] = [("", []) for _ in self._sides]
         self._kept: set[str] = set()
         self._unwanted: set[str] = set()
 
@@ -51,9 +53,9 @@ class Saver:
         """A snapshot of the frame's state and the operator's own."""
         join = self._join
         self._count += 1
-        for side in (0, 1):
+        for side in self._sides:
             self._save_rows(side)
-        waiting = [self._save_waiting(side) for side in (0, 1)]
+        waiting = [self._save_waiting(side) for side in self._sides]
         state = {
             **own,
             **join.frame_state(),
@@ -132,7 +134,7 @@ class Saver:
         self._kept = set(snapshot.segments)
         self._deltas = [[(name, rows) for name, rows in deltas] for deltas in state["deltas"]]
         self._saved_until = list(state["saved_until"])
-        for side in (0, 1):
+        for side in self._sides:
             for name, _ in self._deltas[side]:
                 self._load_rows(side, name)
         for table in join.tables:  # only now: an index takes what memory there is, and rows must have it first
@@ -162,7 +164,7 @@ class Saver:
 
     def load_waiting(self, snapshot: Snapshot) -> list[list[Received]]:
         """Batches of each side that were received and not in memory yet."""
-        loaded: list[list[Received]] = [[], []]
+        loaded: list[list[Received]] = [[] for _ in self._sides]
         for side, name in enumerate(snapshot.state["waiting"]):
             if name is None:
                 continue

@@ -76,7 +76,7 @@ def write_rows(store: Store, name: str, table: SideTable, rows: Int32, page_byte
     writer = SegmentWriter(store, name, schema)
     ends: list[int] = []
     try:
-        for start, stop in _cut(table, rows, page_bytes):
+        for start, stop in cut(table, rows, page_bytes):
             piece = rows[start:stop]
             arrays = [pa.array(table.hashes(piece)), pa.array(table.ticks(piece))]
             arrays += [table.gather(column, piece) for column in range(len(table.types))]
@@ -89,7 +89,7 @@ def write_rows(store: Store, name: str, table: SideTable, rows: Int32, page_byte
     return tuple(ends)
 
 
-def _cut(table: SideTable, rows: Int32, page_bytes: int) -> Iterator[tuple[int, int]]:
+def cut(table: SideTable, rows: Int32, page_bytes: int) -> Iterator[tuple[int, int]]:
     """Stretches of rows that each fill a page."""
     for first in range(0, len(rows), _MEASURED_AT_ONCE):
         ahead = rows[first : first + _MEASURED_AT_ONCE]

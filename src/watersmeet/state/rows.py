@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.state.stored_types import from_stored, stored_type, to_stored
 
@@ -37,7 +38,9 @@ class RowPlan:
     they are equal, and the row's number where pairs of numbers are asked for.
     """
 
-    def __init__(self, spec: JoinSpec, side: int, exact_hash: bool, also_verified: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spec: JoinSpec | MultiSpec, side: int, exact_hash: bool, also_verified: Sequence[str] = ()
+    ) -> None:
         schema = spec.input(side)
         key_columns = [schema.get_field_index(name) for name in spec.keys(side)]
         outputs = {

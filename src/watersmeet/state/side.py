@@ -76,10 +76,13 @@ class SideTable:
     it to the caller to make room; `append` then cannot fail.
     """
 
-    def __init__(self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str) -> None:
+    def __init__(
+        self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str, more_bytes: int = 0
+    ) -> None:
+        """`more_bytes` of each row are counted beyond its columns and its place in the index."""
         self.layout = layout
         self.types = tuple(types)
-        self.row_bytes = row_bytes(types)
+        self.row_bytes = row_bytes(types) + more_bytes
         self.rows = 0
         partitions, block_rows = layout.partitions, layout.block_rows
         block_bytes = block_rows * self.row_bytes

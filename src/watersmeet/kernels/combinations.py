@@ -1,0 +1,89 @@
+"""Look-ups and duplicate checks of joins of several inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.kernels.compile import kernel
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@kernel
+def probe_run(
+    hashes: Int64, start: int, link: int, sorted_hashes: Any, order: Any, out_probe: Int32, out_row: Int32
+) -> tuple[int, int, int, int]:
+    """Look hashes[start:] up in the ascending hashes of a run, and write pairs until the buffers are full.
+
+    `order` tells the row of each sorted hash. Returns the pairs, the next hash, the place to go on with (-1: that
+    hash's first), and how many rows were visited.
+    """
+    capacity = out_probe.shape[0]
+    count = sorted_hashes.shape[0]
+    found = 0
+    visited = 0
+    i = start
+    while i < hashes.shape[0]:
+        wanted = hashes[i]
+        place = link
+        if place < 0:
+            low, high = 0, count
+            while low < high:
+                middle = (low + high) // 2
+                if sorted_hashes[middle] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            place = low
+        while place < count and sorted_hashes[place] == wanted:
+            if found == capacity:
+                return found, i, place, visited
+            visited += 1
+            out_probe[found] = i
+            out_row[found] = order[place]
+            found += 1
+            place += 1
+        link = -1
+        i += 1
+    return found, i, -1, visited
+
+
+@kernel
+def met_in_memory(arrived: Any, departed: Any, met: Any) -> None:
+    """met[i] = all rows of combination i were in memory at one tick."""
+    inputs, count = arrived.shape
+    for i in range(count):
+        latest = arrived[0, i]
+        earliest = departed[0, i]
+        for j in range(1, inputs):
+            latest = max(latest, arrived[j, i])
+            earliest = min(earliest, departed[j, i])
+        met[i] = latest < earliest
+
+
+@kernel
+def met_on_visit(arrived: Any, departed: Any, ordinals: Int64, visitor: int, visits: Any, met: Any) -> None:
+    """met[i] |= the visitor's row was brought from disk when the rows of all other inputs were in memory.
+
+    A visit is (tick, low, high): at that tick the visitor's rows of ordinals [low, high) met all that was in memory.
+    """
+    inputs, count = arrived.shape
+    for i in range(count):
+        if met[i] or ordinals[i] < 0:
+            continue
+        latest = np.int64(-1)
+        earliest = np.iinfo(np.int64).max
+        for j in range(inputs):
+            if j != visitor:
+                latest = max(latest, arrived[j, i])
+                earliest = min(earliest, departed[j, i])
+        if latest >= earliest:
+            continue
+        for k in range(visits.shape[0]):
+            if latest <= visits[k, 0] < earliest and visits[k, 1] <= ordinals[i] < visits[k, 2]:
+                met[i] = True
+                break

@@ -1,0 +1,244 @@
+"""What an operator has spilled of one of several inputs: runs that are probed by any join attribute where they lie.
+
+```
+run   pages of rows (hash, tick, columns) in the order in which they were written
+      for each attribute: its hashes by row · its hashes in ascending order · the row of each of those
+```
+
+Runs are mapped and never loaded, so that looking something up on disk needs no memory but the buffers of the look-up.
+Rows of an input are numbered through by ordinals, in the order in which they left memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.cost import Meter
+from watersmeet.kernels.combinations import probe_run
+from watersmeet.memory import Reservation
+from watersmeet.spill.segment import Segment, SegmentWriter
+from watersmeet.spill.store import Store
+from watersmeet.state.many_side import ManySide
+from watersmeet.state.pages import cut, page_schema
+from watersmeet.state.rows import value_widths
+from watersmeet.state.side import Probe
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+SORT_BYTES = 40
+"""Of each row, while a run is written: its number, its hashes, their order."""
+_RUN_BYTES = 320
+_PAGE_BYTES = 48
+
+
+class Run:
+    """Rows that left memory at one tick."""
+
+    def __init__(self, store: Store, name: str, first_ordinal: int, departed: int, ends: Sequence[int]) -> None:
+        self.name = name
+        self.first_ordinal = first_ordinal
+        self.departed = departed
+        self.ends = np.array(ends, np.int64)
+        """Rows up to the end of each page."""
+        self._store = store
+        self._segment: Segment | None = None
+        self._arrays: dict[str, Any] = {}
+        self._pages: dict[int, pa.RecordBatch] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self.ends[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """What the run takes in memory as long as it is on disk."""
+        return _RUN_BYTES + _PAGE_BYTES * len(self.ends)
+
+    def look_up(self, attribute: int, probe: Probe, out_probe: Int32, out_row: Int32, meter: Meter) -> tuple[int, int]:
+        """Go on with a look-up by one attribute until the buffers are full; returns pairs found, rows visited."""
+        if not probe.next and probe.link < 0:
+            # Rows found by binary search lie anywhere: a page for each, until all pages have been read.
+            touched = min(len(probe.hashes), len(self.ends))
+            meter.seeks += touched
+            meter.pages_read += touched
+        found, probe.next, probe.link, visited = probe_run(
+            probe.hashes, probe.next, probe.link,
+            self._array(f"sorted-{attribute}"), self._array(f"order-{attribute}"), out_probe, out_row,
+        )  # fmt: skip
+        return int(found), int(visited)
+
+    def attribute_hashes(self, attribute: int, rows: Int32) -> Int64:
+        """One attribute's hashes of some rows."""
+        found: Int64 = self._array(f"hashes-{attribute}")[rows]
+        return found
+
+    def ticks(self, rows: Int32) -> Int64:
+        """When some rows arrived."""
+        found: Int64 = self._array("ticks")[rows]
+        return found
+
+    def pages_of(self, rows: Int32) -> int:
+        """How many pages ascending rows lie on."""
+        if not len(rows):
+            return 0
+        first, last = np.searchsorted(self.ends, [rows[0], rows[-1]], "right")
+        return int(last - first) + 1
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One stored column's values for some rows."""
+        pieces = [self._column(page, column).take(pa.array(places)) for page, _, places in self._by_page(rows)]
+        if len(pieces) == 1:
+            return pieces[0]
+        back = np.empty(len(rows), np.int64)
+        back[np.concatenate([at for _, at, _ in self._by_page(rows)])] = np.arange(len(rows))
+        return pa.concat_arrays(pieces).take(pa.array(back))
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        for page, at, places in self._by_page(rows):
+            widths[at] += value_widths(self._column(page, column))[places]
+
+    def _by_page(self, rows: Int32) -> Iterator[tuple[int, Int64, Int64]]:
+        """Pages, which of the rows are on each, and where."""
+        pages = np.searchsorted(self.ends, rows, "right")
+        for page in np.unique(pages):
+            at = np.flatnonzero(pages == page)
+            yield int(page), at, rows[at] - (self.ends[page - 1] if page else 0)
+
+    def _column(self, page: int, column: int) -> pa.Array:
+        if page not in self._pages:
+            self._pages[page] = self._opened().read_page(page)
+        return self._pages[page].column(column + 2)
+
+    def _array(self, name: str) -> Any:
+        if name not in self._arrays:
+            self._arrays[name] = self._opened().array(name)
+        return self._arrays[name]
+
+    def _opened(self) -> Segment:
+        if self._segment is None:
+            self._segment = Segment.open(self._store, self.name)
+        return self._segment
+
+    def close(self) -> None:
+        """Drop the mapping; the next read maps the run again."""
+        self._segment = None
+        self._arrays.clear()
+        self._pages.clear()
+
+    def to_state(self) -> list[Any]:
+        """The run for a snapshot."""
+        return [self.name, self.first_ordinal, self.departed, self.ends.tolist()]
+
+
+class ManyRuns:
+    """One input's runs, in the order in which they were written."""
+
+    def __init__(self, store: Store, prefix: str, attributes: int, claim: Reservation, meter: Meter) -> None:
+        self.runs: list[Run] = []
+        self.rows = 0
+        self._store = store
+        self._prefix = prefix
+        self._attributes = attributes
+        self._claim = claim
+        self._meter = meter
+
+    def flush(self, table: ManySide, parts: Sequence[int], tick: int, page_bytes: int, run_rows: int) -> None:
+        """Move partitions of a table to disk, as runs of at most so many rows; whole or not at all."""
+        written: list[Run] = []
+        try:
+            for rows in _stretches(table, parts, run_rows):
+                first = self.rows + sum(run.rows for run in written)
+                name = f"{self._prefix}-{tick}-{len(written)}"
+                ends = self._write(name, table, rows, page_bytes)
+                written.append(Run(self._store, name, first, tick, ends))
+        except BaseException:
+            for run in written:
+                self._store.remove(run.name)
+            raise
+        table.drop_all(parts)
+        table.trim(sum(run.nbytes for run in written))
+        for run in written:
+            self._add(run)
+            self._meter.seeks += 1
+            self._meter.pages_written += len(run.ends)
+
+    def _add(self, run: Run) -> None:
+        self._claim.grow(run.nbytes)
+        self.runs.append(run)
+        self.rows += run.rows
+
+    def _write(self, name: str, table: ManySide, rows: Int32, page_bytes: int) -> list[int]:
+        writer = SegmentWriter(self._store, name, page_schema(table.types))
+        ends: list[int] = []
+        try:
+            for start, stop in cut(table, rows, page_bytes):
+                piece = rows[start:stop]
+                arrays = [pa.array(table.hashes(piece)), pa.array(table.ticks(piece))]
+                arrays += [table.gather(column, piece) for column in range(len(table.types))]
+                writer.write_page(pa.RecordBatch.from_arrays(arrays, schema=writer.schema))
+                ends.append(stop)
+            writer.add_array("ticks", table.ticks(rows))
+            for attribute in range(self._attributes):
+                hashes = table.attribute_hashes(attribute, rows)
+                order = np.argsort(hashes, kind="stable").astype(np.int32)
+                writer.add_array(f"hashes-{attribute}", hashes)
+                writer.add_array(f"sorted-{attribute}", hashes[order])
+                writer.add_array(f"order-{attribute}", order)
+            writer.seal().close()
+        except BaseException:
+            writer.abort()
+            raise
+        return ends
+
+    @property
+    def segments(self) -> list[str]:
+        """The names of all runs."""
+        return [run.name for run in self.runs]
+
+    def close(self) -> None:
+        """Drop all mappings."""
+        for run in self.runs:
+            run.close()
+
+    def to_state(self) -> list[Any]:
+        """The runs for a snapshot."""
+        return [run.to_state() for run in self.runs]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's runs."""
+        for name, first, departed, ends in state:
+            self._add(Run(self._store, name, first, departed, ends))
+
+    def check(self) -> None:
+        """Assert that ordinals run through."""
+        at = 0
+        for run in self.runs:
+            assert run.first_ordinal == at and run.rows > 0
+            at += run.rows
+        assert at == self.rows
+
+
+def _stretches(table: ManySide, parts: Sequence[int], most: int) -> Iterator[Int32]:
+    """The rows of some partitions, at most so many at once."""
+    held: list[Int32] = []
+    count = 0
+    for part in parts:
+        rows = table.rows_of(part)
+        while len(rows):
+            some = rows[: most - count]
+            held.append(some)
+            count += len(some)
+            rows = rows[len(some) :]
+            if count == most:
+                yield np.concatenate(held)
+                held, count = [], 0
+    if held:
+        yield np.concatenate(held)

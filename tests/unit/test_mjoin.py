@@ -1,0 +1,204 @@
+"""MJoin in small: its spec, its order of look-ups, the paper's worked example, and what it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import watersmeet as wm
+from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.events import Arrive, End, Stall, Status
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.spec import Output
+from watersmeet.joins.mjoin import MJoin
+from watersmeet.policies.many_flush import coordinated, largest, many_flush, scattered
+from watersmeet.spill.store import MemoryStore
+
+KEY = pa.schema({"v": pa.string()})
+
+
+def spec(names: str, on: list[str], schema: pa.Schema = KEY, output: Output = Output.PAIRS) -> MultiSpec:
+    return MultiSpec.of(dict.fromkeys(names, schema), on, output)
+
+
+# --- the spec ---
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        ("r.v == s.v", "is not understood"),
+        ("r.v = x.v", "names no input"),
+        ("r.v = r.v", "within one input"),
+        ("r.v = s.w", "join column 'w' is not in s; it has v"),
+        ([], "is not understood"),
+        (["r.v = s.v"], "nothing joins t with r, s"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(on: str | list[str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        MultiSpec.of(dict.fromkeys("rst", KEY), on)
+
+
+def test_types_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"r.v \(string\) cannot be compared with s.v \(int64\)"):
+        MultiSpec.of({"r": KEY, "s": pa.schema({"v": pa.int64()})}, "r.v = s.v")
+
+
+def test_columns_of_one_name_that_are_joined_come_out_once_and_others_get_their_inputs_name() -> None:
+    schema = pa.schema({"id": pa.int64(), "note": pa.string()})
+    made = MultiSpec.of({"r": schema, "s": schema, "t": pa.schema({"id": pa.int32(), "x": pa.bool_()})},
+                        ["r.id = s.id", "s.id = t.id"])  # fmt: skip
+    assert made.schema.names == ["id", "r_note", "s_note", "x"]
+    assert made.on_one_attribute
+
+
+def test_an_input_joined_on_one_column_in_two_forms_has_two_attributes() -> None:
+    made = MultiSpec.of(
+        {"r": pa.schema({"a": pa.int64()}), "s": pa.schema({"b": pa.int64()}), "t": pa.schema({"c": pa.float64()})},
+        ["r.a = s.b", "r.a = t.c"],
+    )
+    assert [len(each) for each in made.attributes] == [2, 1, 1]
+    assert not made.on_one_attribute
+
+
+# --- the policies ---
+
+
+def test_coordinated_flushing_goes_on_with_the_partitions_it_began_with() -> None:
+    in_memory = np.array([[10, 80], [10, 80]])
+    on_disk = np.array([[5, 0], [0, 0]])
+    assert coordinated(in_memory, on_disk, 1) == {0: [0, 1], 1: [0, 1]}  # the first alone frees too little
+    assert coordinated(np.array([[40, 80], [40, 80]]), on_disk, 1) == {0: [0], 1: [0]}
+    assert largest(in_memory, on_disk, 1) == {0: [1]}
+    assert scattered(in_memory, on_disk, 3) == scattered(in_memory, on_disk, 3)
+
+
+def test_coordinated_flushing_needs_one_attribute() -> None:
+    with pytest.raises(SpecError, match="joined on several"):
+        many_flush("coordinated", on_one_attribute=False)
+    with pytest.raises(SpecError, match="is not known"):
+        many_flush("smallest", on_one_attribute=True)
+
+
+# --- the paper's example of section 2.7 ---
+
+
+class Example:
+    """Three inputs of one attribute, flushed by hand."""
+
+    def __init__(self) -> None:
+        self.join = MJoin(spec("abc", ["a.v = b.v", "b.v = c.v"]), 1 << 20, MemoryStore())
+
+    def arrive(self, number: int, *values: str) -> list[tuple[int, ...]]:
+        self.join.receive(Arrive(number, pa.record_batch({"v": list(values)}, KEY)))
+        return self.run(Status.NEED_INPUT)
+
+    def run(self, *until: Status) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        while True:
+            step = self.join.poll(0.0, 100)
+            self.join.check()
+            if step.out is not None:
+                found += [tuple(row.values()) for row in step.out.to_pylist()]
+            if step.status in until:
+                return found
+
+    def flush(self, number: int) -> None:
+        rows = self.join.tables[number].part_rows
+        self.join._policy = lambda *_: {number: np.flatnonzero(rows).tolist()}
+        assert self.join._flush()
+
+
+def test_the_worked_example_of_overflow_visits_and_clean_up() -> None:
+    example = Example()
+    assert example.arrive(1, "d", "f") == []  # d arrives on the second input, and leaves memory
+    example.flush(1)
+    assert example.arrive(0, "d") == []
+    example.flush(0)
+    assert example.arrive(0, "d", "b") == []  # another d, which stays
+    assert example.arrive(1, "b", "f") == []
+    assert example.arrive(2, "f") == []  # f has no partner in the first input
+    assert example.arrive(2, "b") == [(2, 2, 1)]  # all three in memory
+    assert example.arrive(2, "d") == []  # the second input's d is on disk
+    example.join.receive(Stall())
+    assert example.run(Status.NEED_INPUT) == [(1, 0, 2)]  # the second input's disk visits the memory of the others
+    assert example.join.phase != "clean-up"
+    for number in range(3):
+        example.join.receive(End(number))
+    assert example.run(Status.DONE) == [(0, 0, 2)]  # once: the combination with the other d came before
+    assert example.join.cost.pages_written == 2
+
+
+# --- look-ups ---
+
+
+def test_look_ups_begin_with_the_input_that_matches_least() -> None:
+    schema = pa.schema({"v": pa.int64()})
+    join = MJoin(spec("rst", ["r.v = s.v", "r.v = t.v"], schema, Output.COUNTS), 8 << 20, MemoryStore())
+    join.receive(Arrive(1, pa.record_batch({"v": np.zeros(1000, np.int64)})))
+    join.receive(Arrive(2, pa.record_batch({"v": np.arange(1000) + 5})))
+    while join.poll(0.0, 10_000).status is Status.HAS_OUTPUT:
+        pass
+    join.receive(Arrive(0, pa.record_batch({"v": np.zeros(50, np.int64)})))
+    while join.poll(0.0, 10_000).status is Status.HAS_OUTPUT:
+        pass
+    assert [step.input for step in join.order.of(0)] == [2, 1]
+
+
+def test_a_pinned_order_is_kept_and_checked() -> None:
+    made = spec("rst", ["r.v = s.v", "s.v = t.v"])
+    pinned = {"r": ["s", "t"], "s": ["t", "r"], "t": ["s", "r"]}
+    join = MJoin(made, 1 << 20, MemoryStore(), probing=pinned)
+    assert [step.input for step in join.order.of(1)] == [2, 0]
+    with pytest.raises(SpecError, match="must give, for each of r, s, t"):
+        MJoin(made, 1 << 20, MemoryStore(), probing={"r": ["s", "t"]})
+    with pytest.raises(SpecError, match="must name every other input once"):
+        MJoin(made, 1 << 20, MemoryStore(), probing={**pinned, "r": ["s", "s"]})
+
+
+def test_every_row_is_hashed_and_moved_once() -> None:
+    schema = pa.schema({"v": pa.int64()})
+    join = MJoin(spec("rst", ["r.v = s.v", "s.v = t.v"], schema, Output.COUNTS), 8 << 20, MemoryStore())
+    for number in range(3):
+        join.receive(Arrive(number, pa.record_batch({"v": np.arange(500) % 10})))
+    while join.poll(0.0, 10_000).status is Status.HAS_OUTPUT:
+        pass
+    assert (join.cost.hashes, join.cost.inserts, join.cost.results) == (1500, 1500, 10 * 50**3)
+
+
+# --- wm.multijoin ---
+
+
+def tables() -> dict[str, pa.Table]:
+    rng = np.random.default_rng(5)
+    return {
+        "r": pa.table({"a": rng.integers(0, 300, 3000), "x": np.arange(3000)}),
+        "s": pa.table({"a": rng.integers(0, 300, 3000), "b": rng.integers(0, 400, 3000)}),
+        "t": pa.table({"b": rng.integers(0, 400, 1000), "y": np.arange(1000), "pad": ["p" * 200] * 1000}),
+    }
+
+
+def test_multijoin_equals_joins_in_sequence_in_memory_and_on_disk() -> None:
+    inputs = tables()
+    expected = inputs["r"].join(inputs["s"], "a", join_type="inner").join(inputs["t"], "b", join_type="inner")
+    order = [(name, "ascending") for name in ("x", "y", "a", "b")]
+    names = ["a", "x", "b", "y", "pad"]
+    wanted = expected.select(names).sort_by(order)
+    for memory in ("16 MiB", "400 KiB"):
+        small = {name: iter(table.to_batches(max_chunksize=64)) for name, table in inputs.items()}
+        result = wm.multijoin(small, on=["r.a = s.a", "s.b = t.b"], memory=memory)
+        assert result.table().select(names).sort_by(order).equals(wanted)
+        assert (result.progress.spilled > 0) == (memory == "400 KiB")
+        assert result.progress.algorithm == "mjoin"
+        assert result.progress.peak <= result.progress.budget
+
+
+def test_multijoin_refuses_what_it_cannot_do_before_a_row_is_read() -> None:
+    with pytest.raises(BudgetError, match="memory of 20 KiB is too small"):
+        wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], memory="20 KiB")
+    with pytest.raises(SpecError, match="algorithm 'xjoin' is not known; choose auto, or one of mjoin"):
+        wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], algorithm="xjoin")
+    with pytest.raises(SpecError, match="has no option 'speed'"):
+        wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], speed=3)
