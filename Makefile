@@ -2,6 +2,7 @@
 #   make demo     the main job, with live progress and a picture       make test    linters, then all tests
 #   make bench    speed, with peers in the same run                    make check   the linters alone
 #   make reproduce  the papers' figures, checked against their claims
+#   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
@@ -12,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test check setup bench reproduce format lock clean java
+.PHONY: demo test chaos check setup bench reproduce format lock clean java
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -35,6 +36,9 @@ check: setup
 
 test: check java
 	$(BIN)/pytest -q -n 2 $(ARGS)
+
+chaos: setup java
+	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)
 
 demo: setup java
 	$(BIN)/watersmeet demo $(ARGS)

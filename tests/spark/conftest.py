@@ -28,9 +28,13 @@ def _java_version() -> int:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def java() -> None:
     if _java_version() < _LEAST_JAVA:
         pytest.skip(f"Spark needs a Java runtime of {_LEAST_JAVA} or later, and there is none; see scripts/java.sh")
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PySpark's own modules say while they are imported
         from pyspark.sql import SparkSession

@@ -1,0 +1,104 @@
+"""`make chaos`: kill parts of a running streaming join, at random moments, and check every pair after each kill.
+
+make chaos                                              everything
+make chaos ARGS="--kind driver --count 2 --seed 7"      some of it, again
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos.failures import FAILURES, Trial
+from chaos.handle import Job
+from chaos.standalone import Standalone
+from chaos.work import Work
+
+_CLUSTER = "local-cluster[2,1,1024]"
+_SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.2",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.executor.memory": "1g",
+    "spark.executor.cores": "1",
+    "spark.driver.host": "127.0.0.1",
+}
+_START = time.monotonic()
+
+
+def say(text: str) -> None:
+    """A line with the time since the start."""
+    print(f"{time.monotonic() - _START:7.1f} s  {text}", flush=True)
+
+
+@contextmanager
+def trial_of(place: Path, seed: int, master: str, conf: dict[str, str]) -> Iterator[Trial]:
+    """A query on a cluster of its own."""
+    with Job(place, master, conf=conf) as job:
+        trial = Trial(job, Work(place, seed), say)
+        say(f"starting a query on {master}")
+        trial.begin()
+        yield trial
+        job.quit()
+
+
+def run(kind: str, trial: Trial, count: int, seed: int) -> str:
+    """A kind of failure, so many times; its line of the summary."""
+    failure, _ = FAILURES[kind]
+    trial.rng, start, checks = random.Random(f"{kind} {seed}"), time.monotonic(), trial.checks
+    trial.steps.clear()
+    for number in range(1, count + 1):
+        say(f"{kind} {number}/{count}: {failure(trial)}; {trial.pairs} pairs, each once")
+    trial.check_with_spark()
+    steps = ", ".join(f"{step} {times}" for step, times in sorted(trial.steps.items()))
+    seconds = time.monotonic() - start
+    return f"{kind:12} {count:3} failures, {trial.checks - checks:3} checks, {seconds:5.0f} s   ({steps})"
+
+
+def main() -> int:
+    """Run what was asked for, and sum up."""
+    parser = argparse.ArgumentParser(
+        prog="make chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kind", action="append", choices=FAILURES, help="only this kind of failure; may be repeated")
+    parser.add_argument("--count", type=int, help="so many failures of each kind")
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="draws the rows and the moments")
+    parser.add_argument("--place", type=Path, help="where to work; kept")
+    given = parser.parse_args()
+    place = given.place or Path(tempfile.mkdtemp(prefix="watersmeet-chaos-"))
+    kinds = [kind for kind in FAILURES if kind in (given.kind or FAILURES)]
+    counts = {kind: given.count or FAILURES[kind][1] for kind in kinds}
+    say(f"seed {given.seed}, in {place}")
+    summary = []
+    try:
+        together = [kind for kind in kinds if kind != "speculation"]
+        if together:
+            with trial_of(place / "cluster", given.seed, _CLUSTER, {}) as trial:
+                summary += [run(kind, trial, counts[kind], given.seed) for kind in together]
+        if "speculation" in kinds:
+            with Standalone(place / "standalone") as cluster:
+                with trial_of(place / "speculation", given.seed, cluster.master, _SPECULATION) as trial:
+                    summary.append(run("speculation", trial, counts["speculation"], given.seed))
+    except BaseException as error:
+        say(f"FAILED: {type(error).__name__}: {error}")
+        say(f"seed {given.seed}; the files and logs are kept in {place}")
+        raise
+    say("all kinds of failure, and after each of them the sink held every pair exactly once:")
+    for line in summary:
+        say(line)
+    if given.place is None:
+        shutil.rmtree(place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
