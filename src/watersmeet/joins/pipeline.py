@@ -11,7 +11,7 @@ Combinations come in one fixed order, whatever the fuel, so that a count is enou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ class _Level:
     probe: Probe
     source: int = 0
     """Which of the next input's sources is being looked up: the table, then the runs."""
+    matched: list[tuple[Int64, Int32]] = field(default_factory=list)
+    """What was found in the sources so far: few matches of each go on together."""
+    matches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +109,24 @@ class Pipeline:
         rows = self._inputs[step.input]
         attribute = self._spec.attribute_of(step.edge, step.side)
         before = level.probe.next
+        room = self._capacity - level.matches
+        buffers = self._out_probe[:room], self._out_row[:room]
         if level.source == TABLE:
-            count, visited = rows.table.look_up(attribute, level.probe, self._out_probe, self._out_row)
+            count, visited = rows.table.look_up(attribute, level.probe, *buffers)
             source = TABLE
         else:
             run = rows.disk.runs[level.source - 1]
-            count, visited = run.look_up(attribute, level.probe, self._out_probe, self._out_row, meter)
+            count, visited = run.look_up(attribute, level.probe, *buffers, meter)
             source = FIRST_RUN + level.source - 1
         looked_up = level.probe.next - before
         meter.probes += looked_up
         meter.comparisons += visited
         if order is not None and source == TABLE:
             order.count(step.edge, step.side, looked_up, count)
-        ids, drivers = self._extend(level, step, source, count)
-        if level.probe.done:
-            self._next_source(level, step)
-        self._pass_on(ids, drivers)
+        if count:
+            level.matched.append(self._extend(level, step, source, count))
+            level.matches += level.matched[-1][0].shape[1]
+        self._go_on(level, step)
         return max(1, looked_up) + count
 
     def _extend(self, level: _Level, step: Step, source: int, count: int) -> tuple[Int64, Int32]:
@@ -135,19 +140,25 @@ class Pipeline:
             ids, drivers = ids[:, holds], drivers[holds]
         return ids, drivers
 
-    def _next_source(self, level: _Level, step: Step) -> None:
-        level.source += 1
-        more = len(self._inputs[step.input].disk.runs) if self._scope.on_disk[step.input] else 0
-        if level.source > more:
-            self._levels.pop()
-        else:
-            level.probe = self._probe(step, level.probe.hashes)
-
-    def _pass_on(self, ids: Int64, drivers: Int32) -> None:
-        if len(ids) == len(self._bound):
-            self.found = ids[self._back]
-        elif ids.shape[1]:
-            self._levels.append(self._level(ids, drivers))
+    def _go_on(self, level: _Level, step: Step) -> None:
+        """Turn to the next source, or leave the level; what was matched goes deeper when it is enough, or all."""
+        full = not level.probe.done or level.matches == self._capacity
+        if level.probe.done:
+            level.source += 1
+            more = len(self._inputs[step.input].disk.runs) if self._scope.on_disk[step.input] else 0
+            if level.source > more:
+                self._levels.pop()
+                full = True
+            else:
+                level.probe = self._probe(step, level.probe.hashes)
+        if full and level.matches:
+            ids = np.concatenate([ids for ids, _ in level.matched], axis=1)
+            drivers = np.concatenate([drivers for _, drivers in level.matched])
+            level.matched, level.matches = [], 0
+            if len(ids) == len(self._bound):
+                self.found = ids[self._back]
+            else:
+                self._levels.append(self._level(ids, drivers))
 
     @property
     def at_hand(self) -> int:

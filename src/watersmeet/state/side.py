@@ -99,6 +99,7 @@ class SideTable:
         self._columns: list[Column] = [
             make_column(type_, capacity, partitions, self._heap, objects, huge) for type_ in types
         ]
+        self._has_strings = any(column.in_heap for column in self._columns)
         self._tails = np.full(partitions, -1, np.int32)
         self._used = np.zeros(partitions, np.int32)
         self._counts = np.zeros(partitions, np.int32)
@@ -125,9 +126,10 @@ class SideTable:
         if not self._blocks.reserve(int(needed)):
             return False
         lengths = np.zeros(len(parts), np.int64)
-        return all(
+        claimed = all(
             column.reserve(array, parts, lengths) for column, array in zip(self._columns, columns, strict=True)
-        ) and self._heap.reserve(lengths, parts)
+        )
+        return claimed and (not self._has_strings or self._heap.reserve(lengths, parts))
 
     def append(
         self, hashes: Int64, parts: Int32, columns: Sequence[pa.Array], ticks: Int64, grow_index: bool = True
