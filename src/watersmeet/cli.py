@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from watersmeet.cli_spark import SparkFileJoin
     from watersmeet.core.spec import Band
     from watersmeet.drivers.progress import Progress
 
@@ -82,6 +83,12 @@ def add_join_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--suffixes", nargs=2, default=("", "_right"), metavar=("LEFT", "RIGHT"), help="for columns both inputs have"
     )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="in this process, or on local Spark (default %(default)s)",
+    )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
@@ -92,9 +99,15 @@ def add_join_parser(commands: Any) -> Parser:
 def add_demo_parser(commands: Any) -> Parser:
     """`watersmeet demo`."""
     parser: Parser = commands.add_parser("demo", help="watch two slow, stalling sources being joined in little memory")
-    parser.add_argument("--out", metavar="DIR", help="where to put the picture and the results")
-    parser.add_argument("--rows", type=int, metavar="N", help="rows of each input")
-    parser.add_argument("--memory", default="2MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument(
+        "--engine",
+        choices=("spark", "local"),
+        default="spark",
+        help="on local Spark, or in this process (default %(default)s)",
+    )
+    parser.add_argument("--out", metavar="DIR", help="where to put the picture and the results (default demo-output)")
+    parser.add_argument("--rows", type=int, metavar="N", help="orders; there are 0.8 times as many shipments")
+    parser.add_argument("--memory", metavar="SIZE", help="memory to work in (default 2MiB; on Spark 1MiB a task)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the generated rows (default %(default)s)")
     parser.set_defaults(run=_in_module("watersmeet.demo"))
     return parser
@@ -153,17 +166,23 @@ def run_join(args: argparse.Namespace) -> int:
                 raise _stopped[0]
             show(progress)
 
-        result = api.join(
-            args.left,
-            args.right,
-            on=on,
-            how=args.how,
-            memory=args.memory,
-            algorithm=args.algorithm,
-            suffixes=tuple(args.suffixes),
-            spill=args.spill,
-            on_progress=look,
-        )
+        result: api.Result | SparkFileJoin
+        if args.engine == "spark":
+            from watersmeet.cli_spark import SparkFileJoin
+
+            result = SparkFileJoin(args, look)
+        else:
+            result = api.join(
+                args.left,
+                args.right,
+                on=on,
+                how=args.how,
+                memory=args.memory,
+                algorithm=args.algorithm,
+                suffixes=tuple(args.suffixes),
+                spill=args.spill,
+                on_progress=look,
+            )
         with result:
             if args.output is not None:
                 result.write(args.output)

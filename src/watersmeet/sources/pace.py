@@ -44,11 +44,6 @@ class Pace:
         if any(rows < 0 or not 0 <= seconds < math.inf for rows, seconds in self.stalls) or after != sorted(after):
             raise SpecError("stalls must be in the order of their rows, with seconds of at least 0")
 
-    @property
-    def all_at_once(self) -> bool:
-        """Whether nothing has to be waited for."""
-        return self.rows_per_second is None and not any(seconds for _, seconds in self.stalls)
-
     def ready(self, seconds: float) -> int:
         """How many rows have come by then, if there are as many; `ENDLESS` if all have."""
         most = 0

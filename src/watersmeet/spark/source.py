@@ -21,10 +21,11 @@ and a query that is started again goes on at the row, and at the second of the p
 | `events`, `tickSeconds` | whether the stream tells of its silences and its end |
 
 With `events`, there is one more column, `watersmeet_event`. It is NULL in all rows of the table. A row with "end"
-follows the last of them, once; until then, rows with "tick" come while the stream is silent, every `tickSeconds`, so
-that micro-batches go on and the silence can be used. All else in such rows is NULL.
+follows the last of them, once. Rows with "tick" come while the stream is silent, and after its end until the query is
+stopped, every `tickSeconds`: so micro-batches go on, and the silence can be used. All else in such rows is NULL.
 
-A query with the trigger `availableNow` takes the whole table up to its end, batch by batch, without regard to the pace.
+A query with the trigger `availableNow` takes the whole table up to its end, batch by batch, without regard to the
+pace, and without a tick.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ except ImportError:  # Spark 4.0 and 4.1 know no admission control; `register` s
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "watersmeet"
 EVENT = "watersmeet_event"
@@ -67,6 +68,11 @@ def register(spark: SparkSession) -> None:
             "the watersmeet data source needs PySpark 4.2 or later; read the files with Spark's own readers"
         )
     spark.dataSource.register(ReplayedTable)
+
+
+def plain_rows(stream: DataFrame) -> DataFrame:
+    """A stream with events, without them."""
+    return stream.where(stream[EVENT].isNull()).drop(EVENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +260,7 @@ class ReplayReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ticks = start.ticks
         if rows > start.rows or ended != start.ended:
             self._last_change = now
-        elif self._ticks() and not ended and now - self._last_change >= self._options.tick_seconds:
+        elif self._ticks() and now - self._last_change >= self._options.tick_seconds:
             self._last_change = now
             ticks += 1
         return Offset(rows, ticks, ended, start.table)
@@ -264,7 +270,7 @@ class ReplayReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ready(self, start: Offset, now: float) -> int:
         """How many rows the pace has let come by now."""
-        if not self._paced or self._options.pace.all_at_once:
+        if not self._paced:
             return ENDLESS
         if self._began is None:
             self._last_change = now

@@ -1,0 +1,136 @@
+"""`watersmeet demo` and `watersmeet join --engine spark`: what they show, write and refuse, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from spark.frames import rows_in
+from watersmeet import cli
+from watersmeet.core.errors import SegmentError, WatersmeetError
+from watersmeet.spark.failures import explained
+
+COMMAND = [sys.executable, "-m", "watersmeet.cli"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two inputs, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    tags = pa.array([f"t{i % 3}" for i in range(900)]).dictionary_encode()
+    pq.write_table(pa.table({"id": pa.array(range(900), pa.uint16()), "tag": tags, "name": ["a"] * 900}), "a.parquet")
+    pyarrow.csv.write_csv(pa.table({"key": [i % 1000 for i in range(2000)], "name": ["x"] * 2000}), "b.csv")
+    return tmp_path
+
+
+def test_a_join_of_files_is_the_same_on_spark(spark: Any, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    join = ["join", "a.parquet", "b.csv", "--on", "id = key", "--memory", "16MiB", "--spill", str(here)]
+    assert cli.run([*join, "--engine", "spark", "-o", "far.parquet"]) == 0
+    summary = capsys.readouterr().err.splitlines()[-1]
+    assert summary.startswith("1,800 rows from 900 + 2,000 in ")
+    assert cli.run([*join, "--quiet", "-o", "near.parquet"]) == 0
+    far, near = pq.read_table("far.parquet"), pq.read_table("near.parquet")
+    assert far.schema == near.schema
+    assert rows_in(far) == rows_in(near)
+    assert sorted(path.name for path in here.iterdir()) == ["a.parquet", "b.csv", "far.parquet", "near.parquet"]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--on", "id = key", "--band", "id = key:3"], "joins on equality only; leave out --band"),
+        (["--on", "id = key", "--algorithm", "rpj"], "leave out --algorithm"),
+        (["--on", "nothing"], "join column 'nothing' is not in"),
+        (["--on", "id = key", "--memory", "much"], "'much' is not understood"),
+        (["--on", "id = key", "-o", "out.txt"], "out.txt cannot be written"),
+        (["--on", "id = key", "--spill", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_spark_is_started(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setattr("watersmeet.spark.local.local_session", None)
+    assert cli.run(["join", "a.parquet", "b.csv", "--engine", "spark", *arguments]) in (1, 2)
+    output = capsys.readouterr()
+    assert said in output.err and len(output.err.splitlines()) == 1
+    assert sorted(path.name for path in here.iterdir()) == ["a.parquet", "b.csv"]
+
+
+def test_a_failure_in_a_task_is_one_sentence(spark: Any, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("late.csv").open("w") as file:
+        file.write("key,n\n" + "1,2\n" * 90_000 + "1,2,3\n")
+    join = ["join", "a.parquet", "late.csv", "--on", "id = key", "--engine", "spark", "--quiet", "-o", "out.parquet"]
+    assert cli.run(join) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"watersmeet: {here / 'late.csv'}")
+    assert len(output.err.splitlines()) == 1
+    assert not list(here.glob("*out*"))
+
+
+def test_our_sentence_is_found_in_sparks_report() -> None:
+    report = "An error\n  File x\nwatersmeet.core.errors.SegmentError: segment 'left-3' is torn; put it back\n\tat org"
+    found = explained(report)
+    assert type(found) is SegmentError and str(found) == "segment 'left-3' is torn; put it back"
+    assert type(explained("")) is WatersmeetError
+
+
+def test_without_java_there_is_one_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(here))
+    assert cli.run(["demo", "--rows", "100"]) == 1
+    assert "Spark needs a Java runtime of 17 or later, and JAVA_HOME=" in capsys.readouterr().err
+    assert not (here / "demo-output").exists()
+
+
+def test_a_small_demo(spark: Any, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["demo", "--rows", "4000", "--memory", "256KiB", "--seed", "5"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80 + len(str(here))
+    figures = {cells[1].strip(): cells[2].strip() for line in shown if len(cells := line.split("│")) == 4}
+    assert figures["orders"] == "4,000 rows" and figures["shipments"] == "3,200 rows"
+    assert figures["verified with Spark's own join"] == "yes"
+    assert figures["peak memory"].endswith(" KiB of 256 KiB")
+    found = spark.read.parquet(str(here / "demo-output/result"))
+    assert figures["pairs"] == f"{found.count():,}"
+    assert (here / "demo-output/demo.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_an_interrupt_leaves_no_process_and_no_files(here: Path) -> None:
+    scratch = here / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--out", "out"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    try:
+        give_up = time.monotonic() + 120
+        while not any(scratch.rglob("checkpoint/offsets/0")):
+            assert process.poll() is None and time.monotonic() < give_up, "no batch was begun"
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("java" in child.name() for child in children)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors.endswith("watersmeet: stopped\n") and "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not [path for path in scratch.rglob("*") if path.is_file()]
