@@ -117,7 +117,7 @@ def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "watersmeet.demo", Module)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "watersmeet.bench", Module)  # type: ignore[arg-type]
     assert cli.run(["demo", "--rows", "10", "--seed", "3", "--out", "d"]) == 7
-    assert (seen[0].rows, seen[0].seed, seen[0].out, seen[0].memory) == (10, 3, "d", "2MiB")
+    assert (seen[0].rows, seen[0].seed, seen[0].out, seen[0].memory) == (10, 3, "d", None)
     assert cli.run(["bench", "skew", "start", "--peers", "--json", "f.json"]) == 7
     assert (seen[1].names, seen[1].peers, seen[1].json, seen[1].list) == (["skew", "start"], True, "f.json", False)
 
