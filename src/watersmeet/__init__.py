@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from watersmeet.api import Result as Result
+    from watersmeet.api import explain as explain
     from watersmeet.api import join as join
     from watersmeet.api import multijoin as multijoin
     from watersmeet.core import errors as errors
@@ -44,6 +45,7 @@ _HOMES = {
     "Trace": "watersmeet.drivers.trace",
     "WatersmeetError": "watersmeet.core.errors",
     "band": "watersmeet.core.spec",
+    "explain": "watersmeet.api",
     "join": "watersmeet.api",
     "multijoin": "watersmeet.api",
     "query": "watersmeet.sources.databases",
@@ -65,6 +67,7 @@ __all__ = [
     "__version__",
     "band",
     "errors",
+    "explain",
     "join",
     "multijoin",
     "query",

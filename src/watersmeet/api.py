@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.sources import Source, as_source
+
+if TYPE_CHECKING:
+    from watersmeet.policies.splitting import Plan
 
 
 def join(
@@ -114,7 +117,7 @@ def multijoin(
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param on_progress: called in your thread about ten times a second, and once at the end.
-    :param options: the algorithm's own.
+    :param options: the algorithm's own; for `"auto"`, estimates as `explain` takes them.
 
     >>> import pyarrow as pa
     >>> orders = pa.table({"id": [1, 2], "buyer": ["Ada", "Bo"]})
@@ -156,7 +159,44 @@ def multijoin(
 def _check_multiway(algorithm: str, options: dict[str, Any]) -> None:
     from watersmeet.planner import MULTIWAY
 
-    _check_choice(algorithm, options, MULTIWAY)
+    estimates = ("rows", "selectivities") if algorithm == "auto" else ()
+    _check_choice(algorithm, {name: value for name, value in options.items() if name not in estimates}, MULTIWAY)
+
+
+def explain(
+    inputs: Mapping[str, object],
+    on: str | Sequence[str],
+    *,
+    rows: Mapping[str, float],
+    selectivities: Sequence[float] | None = None,
+) -> Plan:
+    """How `multijoin` would join these inputs, given estimates: `print` it.
+
+    :param inputs: by name, whatever `multijoin` takes; only their schemas are looked at.
+    :param rows: how many rows each input has, by name.
+    :param selectivities: of each condition, the share of all row pairs that match; unless given, each condition is
+        taken for one of a key and its references.
+
+    >>> import pyarrow as pa
+    >>> tables = {name: pa.table({"a": [1], "b": [2]}) for name in "rstu"}
+    >>> print(explain(tables, ["r.a = s.a", "s.b = t.b", "t.a = u.a"], rows=dict.fromkeys("rstu", 1000)))
+    xjoin of 2: about 1,000 results
+      xjoin of 2: about 1,000 results
+        r: 1,000 rows
+        s: 1,000 rows
+      xjoin of 2: about 1,000 results
+        t: 1,000 rows
+        u: 1,000 rows
+    """
+    from watersmeet.policies.splitting import Estimates, plan
+
+    sources = [as_source(data, name) for name, data in inputs.items()]
+    try:
+        spec = MultiSpec.of({source.name: source.schema() for source in sources}, on)
+        return plan(spec, Estimates.of(spec, rows, selectivities))
+    finally:
+        for source in sources:
+            source.close()
 
 
 def _run(

@@ -11,12 +11,13 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.multiway import MultiwayJoin
 from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.rpj import RPJ
 from watersmeet.joins.symmetric_hash import SymmetricHash
+from watersmeet.joins.tree import JoinTree
 from watersmeet.joins.xjoin import XJoin
+from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.spill.store import Store
 
 _JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, PMJ, RPJ, SymmetricHash, XJoin)
@@ -53,15 +54,27 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
     return operator
 
 
-MULTIWAY: Mapping[str, type[MultiwayJoin]] = {join.name: join for join in (MJoin,)}
+MULTIWAY: Mapping[str, type[MJoin] | type[JoinTree]] = {MJoin.name: MJoin, JoinTree.name: JoinTree}
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
 
 
-def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> MultiwayJoin:
-    """The operator for a join of several inputs; `auto` is `mjoin`."""
+def build_multiway(
+    spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any
+) -> MJoin | JoinTree:
+    """The operator for a join of several inputs.
+
+    `auto` is `mjoin`; if estimates are given (`rows`, by name, and perhaps `selectivities`, by condition), it is what
+    the cost model of `policies.splitting` makes of them: one operator, or a tree.
+    """
     reason = "asked for by name"
+    rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     if algorithm == "auto":
         algorithm, reason = "mjoin", "one operator for all inputs, which keeps no intermediate results"
+        if rows is not None:
+            chosen = plan(spec, Estimates.of(spec, rows, selectivities))
+            if not chosen.single:
+                algorithm, reason = "tree", "storing intermediate results costs less than finding them again"
+                options["tree"] = chosen.tree.shape(spec.names)
     if algorithm not in MULTIWAY:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
     operator = MULTIWAY[algorithm](spec, memory, store, **options)

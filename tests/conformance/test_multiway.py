@@ -28,9 +28,11 @@ def test_every_combination_exactly_once(operator_class: type[Any], chunk: int) -
     summary = conform(operator_class, CASES_PER_CHUNK, chunk * CASES_PER_CHUNK, make_multi_case)
     print(summary, summary.kinds)
     assert summary.cases == CASES_PER_CHUNK
-    assert summary.spilled > summary.cases / 2, summary
-    assert summary.reactive > summary.cases / 5, summary
-    assert summary.cleaned_up > summary.cases / 4, summary
+    # A tree needs more memory to begin with, and so spills less of the same rows.
+    often = 1 if operator_class is MJoin else 2
+    assert summary.spilled > summary.cases / 2 / often, summary
+    assert summary.reactive > summary.cases / 5 / often, summary
+    assert summary.cleaned_up > summary.cases / 4 / often, summary
     assert summary.restored >= summary.cases // 10
     shapes = dict(summary.kinds)
     assert all(shapes[shape] > 5 for shape in ("one attribute", "chain", "star", "tree", "cycle"))

@@ -67,11 +67,12 @@ def test_an_input_joined_on_one_column_in_two_forms_has_two_attributes() -> None
 
 
 def test_coordinated_flushing_goes_on_with_the_partitions_it_began_with() -> None:
-    in_memory = np.array([[10, 80], [10, 80]])
+    in_memory = np.array([[100, 800], [100, 800]])
     on_disk = np.array([[5, 0], [0, 0]])
     assert coordinated(in_memory, on_disk, 1) == {0: [0, 1], 1: [0, 1]}  # the first alone frees too little
-    assert coordinated(np.array([[40, 80], [40, 80]]), on_disk, 1) == {0: [0], 1: [0]}
+    assert coordinated(np.array([[400, 800], [400, 800]]), on_disk, 1) == {0: [0], 1: [0]}
     assert largest(in_memory, on_disk, 1) == {0: [1]}
+    assert largest(np.array([[9, 8], [7, 6]]), on_disk, 1) == {0: [0, 1], 1: [0, 1]}  # too few to be picky
     assert scattered(in_memory, on_disk, 3) == scattered(in_memory, on_disk, 3)
 
 

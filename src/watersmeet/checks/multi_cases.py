@@ -98,15 +98,14 @@ def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> Mul
     results = len(
         reference_combinations([_cut(each, n) for each, n in zip(columns, rows, strict=True)], _bare(on, columns))
     )
+    widest = int(operator_class.widest_row(spec, memory))
     target = min(1_500_000, int(memory * rng.choice([0.3, 1.5, 2.5, 4.0], p=[0.06, 0.3, 0.4, 0.24])))
-    width = min(
-        target // max(1, sum(rows)), memory // (16 * inputs), _LONGEST // 2, _MOST_OUTPUT_BYTES // (1 + results)
-    )
+    width = min(target // max(1, sum(rows)), widest, _LONGEST // 2, _MOST_OUTPUT_BYTES // (1 + results))
     tables = []
     for i in range(inputs):
         arrays = [*_cut(columns[i], rows[i]).columns, *payload[i]]
         if (kind := wide[i]) is not None:
-            arrays.append(wide_column(rng, rows[i], width, min(_LONGEST, memory // (14 * inputs)), kind))
+            arrays.append(wide_column(rng, rows[i], width, min(_LONGEST, widest), kind))
         arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]
         tables.append(pa.RecordBatch.from_arrays(arrays, schema=spec.input(i)))
     moves = moves_of(tables, rng, memory)

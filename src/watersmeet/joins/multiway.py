@@ -259,6 +259,11 @@ class MultiwayJoin(ABC):
         """The smallest budget this join can work in, if no single row is large."""
         return ManySizing.least(_row_bytes(spec, _plans(spec, AttributeCodec(spec))))
 
+    @classmethod
+    def widest_row(cls, spec: MultiSpec, memory: int) -> int:
+        """Bytes that a row may take for certain in so much memory, beyond the usual."""
+        return memory // (16 * len(spec.names))
+
     # --- the protocol ---
 
     def receive(self, event: Event) -> None:

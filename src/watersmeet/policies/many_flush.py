@@ -26,12 +26,14 @@ ManyFlush: TypeAlias = "Callable[[Int64, Int64, int], Victims]"
 
 _SHARE = 8
 """One part in so many of the rows in memory leaves at once: going through the indexes pays only for many."""
+_LEAST_ROWS = 64
+"""Fewer rows than these are not worth a run of their own."""
 
 
 def coordinated(in_memory: Int64, on_disk: Int64, tick: int) -> Victims:
     """The same partitions of all inputs, those first of which something is on disk already.
 
-    >>> coordinated(np.array([[4, 5], [4, 1]]), np.array([[0, 0], [0, 3]]), 1)
+    >>> coordinated(np.array([[400, 500], [400, 100]]), np.array([[0, 0], [0, 3]]), 1)
     {0: [1], 1: [1]}
     """
     rows = in_memory.sum(axis=0)
@@ -41,7 +43,7 @@ def coordinated(in_memory: Int64, on_disk: Int64, tick: int) -> Victims:
 
 
 def _of_all_inputs(in_memory: Int64, order: list[int]) -> Victims:
-    wanted = -(-int(in_memory.sum()) // _SHARE)
+    wanted = max(_LEAST_ROWS, -(-int(in_memory.sum()) // _SHARE))
     victims: Victims = {}
     for part in order:
         if wanted <= 0:
@@ -55,7 +57,7 @@ def _of_all_inputs(in_memory: Int64, order: list[int]) -> Victims:
 def largest(in_memory: Int64, on_disk: Int64, tick: int) -> Victims:
     """The partitions that have most rows, whosever they are.
 
-    >>> largest(np.array([[4, 5], [4, 1]]), np.zeros((2, 2), np.int64), 1)
+    >>> largest(np.array([[400, 500], [400, 100]]), np.zeros((2, 2), np.int64), 1)
     {0: [1]}
     """
     return _one_by_one(in_memory, np.argsort(-in_memory.ravel(), kind="stable"))
@@ -67,7 +69,7 @@ def scattered(in_memory: Int64, on_disk: Int64, tick: int) -> Victims:
 
 
 def _one_by_one(in_memory: Int64, order: NDArray[np.intp]) -> Victims:
-    wanted = -(-int(in_memory.sum()) // _SHARE)
+    wanted = max(_LEAST_ROWS, -(-int(in_memory.sum()) // _SHARE))
     victims: Victims = {}
     for place in order:
         number, part = divmod(int(place), in_memory.shape[1])

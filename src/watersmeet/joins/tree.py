@@ -1,0 +1,421 @@
+"""A tree of joins as one operator: results of one join are the input of the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.cost import Cost
+from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
+from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
+from watersmeet.core.join_tree import Branch, Shape, left_deep, parse_shape
+from watersmeet.core.multi_spec import Edge, MultiSpec
+from watersmeet.core.operator import Snapshot
+from watersmeet.core.spec import Equal, JoinSpec, Output
+from watersmeet.joins.mjoin import MJoin
+from watersmeet.joins.snapshots import check_snapshot
+from watersmeet.joins.xjoin import XJoin
+from watersmeet.memory import Budget, format_bytes
+from watersmeet.spill.shared_store import SharedStore
+from watersmeet.spill.store import Store
+
+
+class TreeBudget(Budget):
+    """What all joins of a tree may hold, and hold."""
+
+    def __init__(self, total: int, parts: list[Budget]) -> None:
+        self._parts = parts
+        super().__init__(total)
+
+    @property
+    def used(self) -> int:
+        """Bytes held by all joins."""
+        return sum(part.used for part in self._parts)
+
+    @used.setter
+    def used(self, value: int) -> None:
+        """Only the joins themselves reserve anything."""
+
+    @property
+    def peak(self) -> int:
+        """Never less than the most bytes that were held at once."""
+        return sum(part.peak for part in self._parts)
+
+    @peak.setter
+    def peak(self, value: int) -> None:
+        """It follows from the joins' own."""
+
+    def breakdown(self) -> dict[str, int]:
+        """Who holds what, by name."""
+        return {
+            f"join {number}: {name}": held
+            for number, part in enumerate(self._parts)
+            for name, held in part.breakdown().items()
+        }
+
+    def check(self) -> None:
+        """Assert that every join keeps to its part, and the parts to the whole."""
+        for part in self._parts:
+            part.check()
+        assert sum(part.total for part in self._parts) <= self.total
+
+
+@dataclass
+class _Node:
+    """One join of the tree."""
+
+    branch: Branch
+    join: XJoin | MJoin
+    parent: int
+    """-1 at the top."""
+    place: int
+    """Which input of its parent it is."""
+    status: Status = Status.NEED_INPUT
+
+
+class JoinTree:
+    """Joins that hand their results on to each other, within one budget.
+
+    ```
+    r ─┐
+       ├─▶ r ⋈ s ─┐
+    s ─┘          ├─▶ results        a node of two inputs is an XJoin, one of more an MJoin
+    t ────────────┘
+    ```
+
+    Intermediate results are stored like any other input: that is what a tree costs, and where conditions find many
+    partners for a row it pays, for a single join of all inputs would find the same combinations again and again [1]_.
+    Only columns that are needed further up are passed on.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> schema = pa.schema({"a": pa.int64()})
+    >>> spec = MultiSpec.of({name: schema for name in "rst"}, ["r.a = s.a", "s.a = t.a"])
+    >>> tree = JoinTree(spec, 1 << 20, MemoryStore(), tree=(("r", "s"), "t"))
+    >>> found = []
+    >>> for number in range(3):
+    ...     tree.receive(Arrive(number, pa.record_batch({"a": [7, number]})))
+    ...     while (step := tree.poll(0.0, 1000)).status is Status.HAS_OUTPUT or step.out is not None:
+    ...         found += step.out.to_pylist() if step.out is not None else []
+    >>> found
+    [{'a': 7}]
+
+    .. [1] S. Viglas, J. Naughton, J. Burger: Maximizing the Output Rate of Multi-Way Join Queries over Streaming
+       Information Sources, VLDB 2003, sections 2.3, 3.6 and A.2.
+    """
+
+    name: ClassVar[str] = "tree"
+    spills: ClassVar[bool] = True
+    reason: str = ""
+    """Why the planner chose this operator."""
+
+    def __init__(self, spec: MultiSpec, memory: int, store: Store, *, tree: Shape | None = None) -> None:
+        """`tree` tells which inputs are joined first, as nested sequences of names; left-deep unless given."""
+        self.spec = spec
+        self.store = store
+        self.shape = _shape(spec, tree)
+        self._columns = _Columns(spec, self.shape)
+        least = _least(self._columns)
+        if memory < sum(least):
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the tree join of these rows; allow at least "
+                f"{format_bytes(sum(least))}"
+            )
+        # Everybody gets what is needed, and an equal share of the rest.
+        share = (memory - sum(least)) // len(least)
+        self._nodes = [
+            self._make_node(number, branch, least[number] + share)
+            for number, branch in enumerate(self._columns.branches)
+        ]
+        self.budget = TreeBudget(memory, [node.join.budget for node in self._nodes])
+        self._leaves = {
+            child: (number, place)
+            for number, node in enumerate(self._nodes)
+            for place, child in enumerate(node.branch.children)
+            if isinstance(child, int)
+        }
+        self._numbered = [0] * len(spec.names)
+        self._ended = [False] * len(spec.names)
+        self._must_poll = False
+
+    def _make_node(self, number: int, branch: Branch, memory: int) -> _Node:
+        node_spec = self._columns.node_spec(branch)
+        store = SharedStore(self.store, f"n{number}-")
+        join = XJoin(node_spec, memory, store) if isinstance(node_spec, JoinSpec) else MJoin(node_spec, memory, store)
+        for above, other in enumerate(self._columns.branches):
+            if branch in other.children:
+                return _Node(branch, join, above, other.children.index(branch))
+        return _Node(branch, join, -1, 0)
+
+    @classmethod
+    def least_memory(cls, spec: MultiSpec, *, tree: Shape | None = None) -> int:
+        """The smallest budget this tree can work in, if no single row is large."""
+        return sum(_least(_Columns(spec, _shape(spec, tree))))
+
+    @classmethod
+    def widest_row(cls, spec: MultiSpec, memory: int) -> int:
+        """Bytes that a row may take for certain in so much memory: at the top it stands beside those of all others."""
+        return memory // (48 * len(spec.names) * (len(spec.names) - 1))
+
+    # --- the protocol ---
+
+    def receive(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Stall):
+            for node in self._nodes:
+                node.join.receive(event)
+                if node.status is Status.NEED_INPUT:
+                    node.status = Status.HAS_WORK
+            return
+        if not isinstance(event, Arrive | End):
+            raise ProtocolError(f"{self.name} does not take {type(event).__name__}")
+        if self._ended[event.input]:
+            raise ProtocolError(f"{self.spec.names[event.input]} has ended; nothing can follow")
+        number, place = self._leaves[event.input]
+        node = self._nodes[number]
+        if isinstance(event, End):
+            self._ended[event.input] = True
+            node.join.receive(End(place))
+        else:
+            self._check_arrival(event)
+            first = self._numbered[event.input]
+            self._numbered[event.input] += event.batch.num_rows
+            node.join.receive(Arrive(place, self._columns.leaf(event.input, event.batch, first)))
+        node.status = Status.HAS_OUTPUT
+
+    def _check_arrival(self, event: Arrive) -> None:
+        if self._must_poll:
+            raise ProtocolError("poll until what was received is worked off, before the next arrival")
+        if event.batch.schema != self.spec.input(event.input):
+            raise SpecError(
+                f"a batch of {self.spec.names[event.input]} has other columns than announced: it has "
+                f"{', '.join(f'{field.name}: {field.type}' for field in event.batch.schema)}"
+            )
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Let the highest join that has something to do work a little; at the top, that is a result."""
+        before = self.cost
+        left = max(1, fuel)
+        out: pa.RecordBatch | None = None
+        while left > 0 and out is None:
+            number = self._next_to_work()
+            if number is None:
+                break
+            out, used = self._poll_node(number, now, left)
+            left -= used
+        status = self._status()
+        self._must_poll = status is Status.HAS_OUTPUT
+        return Step(out, status, self.cost - before)
+
+    def _next_to_work(self) -> int | None:
+        """Arrivals first, the highest join of those: it must be free to take what those below it find."""
+        for wanted in (Status.HAS_OUTPUT, Status.HAS_WORK):
+            for number in reversed(range(len(self._nodes))):
+                if self._nodes[number].status is wanted:
+                    return number
+        return None
+
+    def _poll_node(self, number: int, now: float, fuel: int) -> tuple[pa.RecordBatch | None, int]:
+        node = self._nodes[number]
+        step = node.join.poll(now, fuel)
+        used = max(1, step.cost.probes + step.cost.inserts + step.cost.results)
+        node.status = step.status
+        if node.parent < 0:
+            return None if step.out is None else self._columns.result(step.out), used
+        above = self._nodes[node.parent]
+        if step.out is not None:
+            above.join.receive(Arrive(node.place, step.out))
+            above.status = Status.HAS_OUTPUT
+        if step.status is Status.DONE:
+            above.join.receive(End(node.place))
+            above.status = Status.HAS_OUTPUT
+        return None, used
+
+    def _status(self) -> Status:
+        statuses = {node.status for node in self._nodes}
+        if self._nodes[-1].status is Status.DONE:
+            return Status.DONE
+        if Status.HAS_OUTPUT in statuses or all(self._ended):
+            return Status.HAS_OUTPUT
+        return Status.HAS_WORK if Status.HAS_WORK in statuses else Status.NEED_INPUT
+
+    def wake_at(self) -> float | None:
+        """Never: all work follows events."""
+        return None
+
+    @property
+    def cost(self) -> Cost:
+        """All work so far; results are those of the top."""
+        total = Cost()
+        for node in self._nodes[:-1]:
+            below = node.join.cost
+            total += below - Cost(results=below.results)
+        return total + self._nodes[-1].join.cost
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        phases = {node.join.phase for node in self._nodes}
+        if self._nodes[-1].join.phase == "done":
+            return "done"
+        if all(self._ended):
+            return "clean-up"
+        return "reactive" if "reactive" in phases else "arriving"
+
+    def close(self) -> None:
+        """Let go of all rows."""
+        for node in self._nodes:
+            node.join.close()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.budget.check()
+        for node in self._nodes:
+            node.join.check()
+
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now: that of all joins."""
+        parts = [node.join.snapshot() for node in self._nodes]
+        state = {
+            "memory": self.budget.total,
+            "tree": self.shape.describe(self.spec.names),
+            "numbered": list(self._numbered),
+            "ended": list(self._ended),
+            "must_poll": self._must_poll,
+            "nodes": [
+                {
+                    "algorithm": part.algorithm, "fingerprint": part.fingerprint, "state": part.state,
+                    "segments": list(part.segments), "status": node.status.value,
+                }
+                for part, node in zip(parts, self._nodes, strict=True)
+            ],
+        }  # fmt: skip
+        segments = [f"n{number}-{name}" for number, part in enumerate(parts) for name in part.segments]
+        return Snapshot(self.name, self.spec.fingerprint, state, tuple(segments))
+
+    @classmethod
+    def restore(cls, spec: MultiSpec, snapshot: Snapshot, memory: int, store: Store, **options: Any) -> Self:
+        """A tree that goes on where the snapshot was taken."""
+        check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
+        tree = cls(spec, snapshot.state["memory"], store, **options)
+        if tree.shape.describe(spec.names) != snapshot.state["tree"]:
+            raise SpecError(f"the snapshot is of the tree {snapshot.state['tree']}; ask for that one")
+        tree._numbered = list(snapshot.state["numbered"])
+        tree._ended = list(snapshot.state["ended"])
+        tree._must_poll = snapshot.state["must_poll"]
+        for node, saved in zip(tree._nodes, snapshot.state["nodes"], strict=True):
+            part = Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))
+            join: Any = node.join
+            node.join = type(join).restore(join.spec, part, join.budget.total, join.store)
+            node.status = Status(saved["status"])
+        tree.budget = TreeBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
+        return tree
+
+
+def _shape(spec: MultiSpec, tree: Shape | None) -> Branch:
+    return left_deep(spec) if tree is None else parse_shape(tree, spec)
+
+
+def _least(columns: _Columns) -> list[int]:
+    least = []
+    for branch in columns.branches:
+        node_spec = columns.node_spec(branch)
+        if isinstance(node_spec, JoinSpec):
+            least.append(XJoin.least_memory(node_spec))
+        else:
+            least.append(MJoin.least_memory(node_spec))
+    return least
+
+
+class _Columns:
+    """What passes between the joins of a tree: every column under a name that tells its input."""
+
+    def __init__(self, spec: MultiSpec, shape: Branch) -> None:
+        self._spec = spec
+        self.branches = list(shape.branches())
+        self._top = shape
+        self._outputs = []
+        for number, kept in enumerate(spec.kept):
+            if spec.output is Output.ROWS:
+                self._outputs += [_column(number, place) for place in kept]
+            elif spec.output is Output.PAIRS:
+                self._outputs.append(_numbers(number))
+        self._leaves = [self._leaf_schema(number) for number in range(len(spec.names))]
+
+    def _leaf_schema(self, number: int) -> pa.Schema:
+        schema = self._spec.input(number)
+        keys = [_column(number, schema.get_field_index(column)) for column in self._spec.keys(number)]
+        fields = {
+            **{_column(number, place): field for place, field in enumerate(schema)},
+            _numbers(number): pa.field("number", pa.int64(), nullable=False),
+        }
+        wanted = dict.fromkeys([*keys, *(name for name in self._outputs if name in fields)])
+        return pa.schema([fields[name].with_name(name) for name in wanted])
+
+    def leaf(self, number: int, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        """A batch of an input as the tree takes it; its rows are numbered from `first` on."""
+        columns = {_column(number, place): column for place, column in enumerate(batch.columns)}
+        columns[_numbers(number)] = pa.array(np.arange(first, first + batch.num_rows))
+        schema = self._leaves[number]
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+    def node_spec(self, branch: Branch) -> JoinSpec | MultiSpec:
+        """What one join of the tree does; but for the top, it hands on whatever it was given."""
+        schemas = [self._schema(child) for child in branch.children]
+        edges = self._edges_at(branch)
+        output = self._spec.output if branch is self._top and self._spec.output is Output.COUNTS else Output.ROWS
+        names = tuple(self._called(child) for child in branch.children)
+        if len(schemas) == 2:
+            on = tuple(
+                Equal(edge.first_column, edge.second_column)
+                if edge.first == 0
+                else Equal(edge.second_column, edge.first_column)
+                for edge in edges
+            )
+            return JoinSpec(schemas[0], schemas[1], on, output=output, names=(names[0], names[1]))
+        return MultiSpec(names, tuple(schemas), tuple(edges), output)
+
+    def _schema(self, child: int | Branch) -> pa.Schema:
+        if isinstance(child, int):
+            return self._leaves[child]
+        return pa.schema([field for each in child.children for field in self._schema(each)])
+
+    def _called(self, child: int | Branch) -> str:
+        return self._spec.names[child] if isinstance(child, int) else child.describe(self._spec.names)
+
+    def _edges_at(self, branch: Branch) -> list[Edge]:
+        """The conditions that this join checks: those between two of its children."""
+        home = {
+            number: place
+            for place, child in enumerate(branch.children)
+            for number in ((child,) if isinstance(child, int) else child.inputs)
+        }
+        return [
+            Edge(home[edge.first], self._end(edge, 0), home[edge.second], self._end(edge, 1))
+            for edge in self._spec.edges
+            if edge.first in home and edge.second in home and home[edge.first] != home[edge.second]
+        ]
+
+    def _end(self, edge: Edge, side: int) -> str:
+        number = edge.input(side)
+        return _column(number, self._spec.input(number).get_field_index(edge.column(side)))
+
+    def result(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A result of the top join in the order of the output's columns."""
+        columns = [batch.column(batch.schema.get_field_index(name)) for name in self._outputs]
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+
+
+def _column(number: int, place: int) -> str:
+    """What a column of an input is called within the tree."""
+    return f"{number}.{place}"
+
+
+def _numbers(number: int) -> str:
+    """What the row numbers of an input are called within the tree."""
+    return f"{number}#"
