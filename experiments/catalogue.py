@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import report
+from experiments.mjoin import EXPERIMENTS as MJOIN
 from experiments.model import Experiment
 from experiments.pool import run_all
 from experiments.rpj_flush import EXPERIMENTS as RPJ_FLUSH
 from watersmeet.core.errors import SpecError
 
-EXPERIMENTS: Sequence[Experiment] = (*RPJ_FLUSH,)
+EXPERIMENTS: Sequence[Experiment] = (*RPJ_FLUSH, *MJOIN)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -47,3 +47,25 @@ class Rpj:
 
 
 RPJ = Rpj()
+
+
+@dataclass(frozen=True)
+class MJoinPaper:
+    """Section 3 of Viglas, Naughton and Burger: MJoin, VLDB 2003."""
+
+    fluctuating: tuple[int, ...] = (100_000, 100_000, 200_000)
+    """Tuples of the three inputs of which the last is fast, slow and fast again."""
+    fast_gap: float = 0.001
+    slow_gap: float = 0.008
+    steady_gap: float = 0.0067
+    """The paper gives no gaps; with these, all three inputs end at about the same time."""
+    inflating: tuple[int, ...] = (10_000, 15_000, 10_000)
+    values: int = 1_000
+    inflating_gaps: tuple[float, ...] = (0.020, 0.020, 0.005)
+    tuple_bytes: int = 208
+    """Of a tuple of the Wisconsin benchmark."""
+    table_1: tuple[tuple[int, int], ...] = ((185_000, 1_500_000), (35_000, 1_656_727), (35_000, 2_004_639))
+    """Hashes (as many as moves) and comparisons: XJoin, MJoin in the right order, MJoin in the wrong one."""
+
+
+MJOIN = MJoinPaper()

@@ -283,6 +283,8 @@ class _Run:
             due, priority = self._heap[0][:2]
             if self._reactive and (due > self._clock or priority is Priority.ARRIVE) and self._may_react():
                 self._poll()
+                while self._status is Status.HAS_OUTPUT:  # what one join of a tree found has reached the next
+                    self._poll()
                 self._arm_wake()
                 continue
             if due > self._clock:
