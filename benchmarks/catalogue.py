@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import figures
@@ -13,7 +13,9 @@ from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.memory import memory
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
-from benchmarks.spark_equi import spark_equi
+from benchmarks.spark_batch import spark_batch
+from benchmarks.spark_equi import spark_drain, spark_equi
+from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.start import start
 from watersmeet.core.errors import SpecError
 
@@ -26,6 +28,10 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "memory": memory,
     "start": start,
     "spark-equi": spark_equi,
+    "spark-drain": spark_drain,
+    "spark-trigger": spark_trigger,
+    "spark-restart": spark_restart,
+    "spark-batch": spark_batch,
 }
 
 
@@ -35,9 +41,7 @@ def main(args: argparse.Namespace) -> int:
         for name, benchmark in BENCHMARKS.items():
             print(f"{name:<15} {_about(benchmark)}")
         return 0
-    unknown = [name for name in args.names if name not in BENCHMARKS]
-    if unknown:
-        raise SpecError(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    names = chosen(args.names)
     usual = Settings()
     settings = Settings(args.peers, getattr(args, "repeat", usual.repeat), getattr(args, "scale", usual.scale))
     if settings.repeat < 1 or not 0 < settings.scale <= 100:
@@ -45,7 +49,22 @@ def main(args: argparse.Namespace) -> int:
     target = None if args.json is None else Path(args.json).absolute()
     if target is not None and not target.parent.is_dir():
         raise SpecError(f"{target.parent} is not a directory; the figures cannot be written there")
-    return _run(args.names or list(BENCHMARKS), settings, target)
+    return _run(names, settings, target)
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The benchmarks of these names, or whose names begin so up to a hyphen; all if none is named.
+
+    >>> chosen(["start", "spark"])[:3]
+    ['start', 'spark-equi', 'spark-drain']
+    """
+    found = []
+    for name in names or BENCHMARKS:
+        meant = [name] if name in BENCHMARKS else [each for each in BENCHMARKS if each.startswith(f"{name}-")]
+        if not meant:
+            raise SpecError(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+        found += meant
+    return list(dict.fromkeys(found))
 
 
 def _run(names: list[str], settings: Settings, target: Path | None) -> int:

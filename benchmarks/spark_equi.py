@@ -2,71 +2,63 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from benchmarks.figures import Figure, Target, exactness
-from benchmarks.memory import environment
 from benchmarks.rounds import Settings, middle, take_turns
-from benchmarks.spark_query import FILES_PER_BATCH
-from watersmeet.core.errors import WatersmeetError
+from benchmarks.spark_inputs import Keys, write_files
+from benchmarks.spark_query import Account, Step, measure
 
 ROWS = 2_000_000
 FILES = 20
+FILES_PER_BATCH = 4
 MOST_REPEATS = 3
 """A run takes minutes."""
 
 
 def spark_equi(settings: Settings) -> Iterator[Figure]:
     """2M+2M rows on Spark, local[2], 800k rows a batch, keys uniform over 2M."""
-    names = ["ours", "drain", *(["heap", "rocksdb"] if settings.peers else [])]
-    with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
-        place = Path(directory)
-        expected = write_inputs(place, settings.rows(ROWS))
-        runs = take_turns({name: partial(measure, name, place) for name in names}, min(MOST_REPEATS, settings.repeat))
-    rates = {name: middle(each, lambda run: run["rate"]) for name, each in runs.items()}
-    bounds = {"heap": 3.0, "rocksdb": 12.0, "drain": 0.6}
-    for name, bound in bounds.items():
-        target = Target(">=", bound, of_ratio=True)
-        yield Figure(f"rows a second, against {name}", rates["ours"], "/s", rates.get(name), target)
-    most = {name: middle(each, lambda run: run["memory"] / 1e6) for name, each in runs.items()}
+    runs, expected = _runs(settings, ["ours", *(["heap", "rocksdb"] if settings.peers else [])])
+    for name, bound in {"heap": 3.0, "rocksdb": 12.0}.items():
+        yield _rate(runs, name, bound)
+    most = {name: middle(each, lambda run: run.memory / 1e6) for name, each in runs.items()}
     half = Target("<=", 0.5, of_ratio=True)
     yield Figure("memory, against heap", most["ours"], "MB", most.get("heap"), half)
-    joins = [run["results"] for name, each in runs.items() if name != "drain" for run in each]
+    joins = [run.results for each in runs.values() for run in each]
     yield exactness(sum(found != expected for found in joins), "wrong runs, by row count")
 
 
-def write_inputs(place: Path, rows: int) -> int:
-    """Twenty files for each side; how many pairs their rows make."""
-    rng = np.random.default_rng(1)
-    keys = [rng.integers(0, rows, rows) for _ in range(2)]
-    for side, name in enumerate(("left", "right")):
-        (place / name).mkdir()
-        (place / "warm-up" / name).mkdir(parents=True)
-        for i, part in enumerate(np.array_split(np.arange(rows), FILES)):
-            at = pa.array(part * 1_000).cast(pa.timestamp("us", "UTC"))
-            table = pa.table({"id": keys[side][part], "at": at, "number": part})
-            pq.write_table(table, place / name / f"{i:03d}.parquet")
-            if i < 2 * FILES_PER_BATCH:
-                pq.write_table(table, place / "warm-up" / name / f"{i:03d}.parquet")
-    counts = [np.bincount(each, minlength=rows) for each in keys]
-    return int(counts[0] @ counts[1])
+def spark_drain(settings: Settings) -> Iterator[Figure]:
+    """The same rows through the same plan, against an operator that drops everything."""
+    runs, expected = _runs(settings, ["ours", "drain"])
+    yield _rate(runs, "drain", 0.6)
+    yield exactness(sum(run.results != expected for run in runs["ours"]), "wrong runs, by row count")
 
 
-def measure(contestant: str, place: Path) -> dict[str, float]:
-    """One process's account of one contestant."""
-    command = [sys.executable, "-m", "benchmarks.spark_query", contestant, str(place)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise WatersmeetError(f"{' '.join(command[1:4])} failed: {done.stderr.strip().splitlines()[-1:]}")
-    account: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return account
+def _runs(settings: Settings, names: Sequence[str]) -> tuple[dict[str, list[Account]], int]:
+    """What each contestant did in each round, and how many results there are."""
+    with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
+        place = Path(directory)
+        rows = settings.rows(ROWS)
+        keys = Keys(rows)
+        sizes = [rows // FILES] * FILES
+        expected = write_files(place / "all", keys, sizes)
+        write_files(place / "warm-up", keys, sizes[: 2 * FILES_PER_BATCH])
+        contestants = {name: partial(_measure, name, place) for name in names}
+        return take_turns(contestants, min(MOST_REPEATS, settings.repeat)), expected
+
+
+def _measure(contestant: str, place: Path) -> Account:
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        steps = [Step(str(place / name), f"{directory}/{name}", FILES_PER_BATCH) for name in ("warm-up", "all")]
+        return measure(contestant, *steps)[1]
+
+
+def _rate(runs: dict[str, list[Account]], peer: str, bound: float) -> Figure:
+    """Rows a second without the first batch, in which Spark compiles its plan."""
+    rates = {name: middle(each, lambda run: run.rate(skipped=1)) for name, each in runs.items()}
+    target = Target(">=", bound, of_ratio=True)
+    return Figure(f"rows a second, against {peer}", rates["ours"], "/s", rates.get(peer), target)

@@ -1,50 +1,94 @@
-"""A process that runs one streaming query over two directories of Parquet files and says how fast it was, as JSON.
+"""A process that runs queries on Spark, one after the other, and says how each went.
 
-    python -m benchmarks.spark_query CONTESTANT PLACE
+    python -m benchmarks.spark_query CONTESTANT '[{"inputs": ..., "place": ..., "files": 4}, ...]'
 
-Contestants: `ours`; `drain`, the same plan with an operator that drops everything; `heap` and `rocksdb`, Spark's own
-join with its state there. A query over PLACE/warm-up/left and right warms everything up; the one over PLACE/left and
-right is measured, without its first batch.
+Each step lets the files of `inputs` appear in `place` and works them off: as a stream, so many files of each side in a
+batch, with state and checkpoint in `place` (where an earlier step has left some, the query goes on from there), or in
+one pass where `files` is 0. The answer is a JSON list with an account of each step.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 
-SCHEMA = "id long, at timestamp, number long"
-FILES_PER_BATCH = 4
+from benchmarks.memory import environment
+from benchmarks.spark_contestants import frames, session, streams
+from benchmarks.spark_inputs import add_files
+from watersmeet.core.errors import WatersmeetError
+
 EVERY = 0.2
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-class Memory(threading.Thread):
-    """The most memory that this process's children, the JVM and its Python workers, had together."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One query."""
+
+    inputs: str
+    place: str
+    files: int = 1
+    """Of each side in a batch; 0: all of them, as a batch query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How a query went; of a stream there is a number for every batch that had rows."""
+
+    seconds: list[float]
+    rows: list[int]
+    results: int
+    memory: int
+    """The most bytes that the JVM and its Python workers had together."""
+    cpu: float
+    """Seconds of processor time that they took."""
+
+    def rate(self, skipped: int) -> float:
+        """Rows a second, the first batches left out."""
+        return sum(self.rows[skipped:]) / sum(self.seconds[skipped:])
+
+
+def measure(contestant: str, *steps: Step) -> list[Account]:
+    """Let a new process run these steps."""
+    command = [sys.executable, "-m", "benchmarks.spark_query", contestant, json.dumps([asdict(step) for step in steps])]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WatersmeetError(f"{' '.join(command[1:4])} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return [Account(**account) for account in json.loads(done.stdout.splitlines()[-1])]
+
+
+class Watch(threading.Thread):
+    """Looks at this process's children: the JVM and its Python workers."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.most = 0
+        self._most = 0
         self._over = threading.Event()
+        self._before = _cpu_seconds()
 
     def run(self) -> None:
         """Until told to stop."""
         while not self._over.wait(EVERY):
-            self.most = max(self.most, sum(map(_own_bytes, psutil.Process().children(recursive=True))))
+            self._most = max(self._most, sum(map(_own_bytes, _children())))
 
-    def stop(self) -> int:
-        """The most that was seen."""
+    def stop(self) -> tuple[int, float]:
+        """The most memory that was seen, and the processor time since the beginning."""
+        cpu = _cpu_seconds() - self._before
         self._over.set()
         self.join()
-        return self.most
+        return self._most, cpu
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 def _own_bytes(process: psutil.Process) -> int:
@@ -56,72 +100,58 @@ def _own_bytes(process: psutil.Process) -> int:
     return int(getattr(found, "pss", found.rss))
 
 
-def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Take everything and answer nothing."""
-    for _ in batches:
-        pass
-    return iter(())
+def _cpu_seconds() -> float:
+    total = 0.0
+    for child in _children():
+        try:
+            times = child.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
 
 
-def session(contestant: str) -> Any:
-    """Spark on two cores."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "4g")
-    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.log.level", "OFF").config("spark.sql.shuffle.partitions", "2")
-    if contestant == "rocksdb":
-        builder = builder.config("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
-    return builder.getOrCreate()
-
-
-def plan(spark: Any, contestant: str, inputs: Path, state: Path) -> Any:
-    """The query."""
+def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int]:
     from pyspark.sql import functions as fn
 
-    from watersmeet.spark import join
-
-    streams = [
-        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(str(inputs / side))
-        for side in ("left", "right")
-    ]
-    if contestant == "ours":
-        return join(*streams, on="id", memory="512 MiB", state=state)
-    if contestant == "drain":
-        group = fn.pmod(fn.hash("id"), fn.lit(2)).alias("group")
-        tagged = [stream.select(group, "*") for stream in streams]
-        return tagged[0].union(tagged[1]).repartitionById(2, "group").mapInArrow(drain, SCHEMA)
-    return streams[0].join(streams[1].withColumnsRenamed({"at": "at_right", "number": "number_right"}), "id")
-
-
-def run(spark: Any, contestant: str, inputs: Path, place: Path) -> dict[str, float]:
-    """One query from its start to its end."""
-    from pyspark.sql import functions as fn
-
-    frame = plan(spark, contestant, inputs, place / "state").observe("all", fn.count(fn.lit(1)).alias("results"))
+    place = Path(step.place)
+    frame = streams(spark, contestant, place, step.files).observe("all", fn.count(fn.lit(1)).alias("results"))
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress.numInputRows]
-    warm = batches[1:] or batches
-    return {
-        "rate": 1e3 * sum(each.numInputRows for each in warm) / sum(each.batchDuration for each in warm),
-        "results": sum(each.observedMetrics["all"]["results"] for each in batches),
-    }
+    return (
+        [each.batchDuration / 1e3 for each in batches],
+        [each.numInputRows for each in batches],
+        sum(each.observedMetrics["all"]["results"] for each in batches),
+    )
 
 
-def main(contestant: str, place: str) -> None:
-    """Warm up, measure, and tell."""
+def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int]:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as fn
+
+    observation = Observation()
+    frame = frames(spark, contestant, Path(step.place)).observe(observation, fn.count(fn.lit(1)).alias("results"))
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return [time.perf_counter() - began], [0], observation.get["results"]
+
+
+def main(contestant: str, steps: Sequence[Step]) -> list[Account]:
+    """Run the steps in one session."""
     spark = session(contestant)
-    with tempfile.TemporaryDirectory(dir=place) as directory:
-        run(spark, contestant, Path(place) / "warm-up", Path(directory) / "first")
-        memory = Memory()
-        memory.start()
-        account = run(spark, contestant, Path(place), Path(directory) / "second")
-        print(json.dumps({**account, "memory": memory.stop()}))
+    accounts = []
+    for step in steps:
+        add_files(Path(step.place), Path(step.inputs))
+        watch = Watch()
+        watch.start()
+        seconds, rows, results = (_stream if step.files else _in_one_pass)(spark, contestant, step)
+        accounts.append(Account(seconds, rows, results, *watch.stop()))
     spark.stop()
+    return accounts
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    told = main(sys.argv[1], [Step(**step) for step in json.loads(sys.argv[2])])
+    print(json.dumps([asdict(account) for account in told]))

@@ -1,0 +1,85 @@
+"""Who joins on Spark: ours, Spark's own join with its state here or there, and an operator that drops everything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.spark_inputs import SCHEMA, SIDES
+
+MEMORY = "512 MiB"
+PARTITIONS = 2
+_RESULTS = "id long, at timestamp, number long, at_right timestamp, number_right long"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def session(contestant: str) -> Any:
+    """Spark on two cores, each join with two tasks."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    options = {
+        "spark.driver.memory": "4g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+    }
+    if contestant == "rocksdb":
+        # What a batch changed is uploaded, and not the whole state each time.
+        options["spark.sql.streaming.stateStore.providerClass"] = _ROCKSDB
+        options["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def streams(spark: Any, contestant: str, place: Path, files: int) -> Any:
+    """The joined stream of the files in PLACE/left and PLACE/right, so many of each side in a batch."""
+    from watersmeet.spark import join
+
+    left, right = (
+        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).parquet(str(place / side)) for side in SIDES
+    )
+    if contestant == "ours":
+        return join(left, right, on="id", memory=MEMORY, state=place / "state")
+    return _drained(left, right) if contestant == "drain" else _own(left, right)
+
+
+def frames(spark: Any, contestant: str, place: Path) -> Any:
+    """The same files joined in one pass."""
+    from watersmeet.spark import join
+
+    left, right = (spark.read.schema(SCHEMA).parquet(str(place / side)) for side in SIDES)
+    return join(left, right, on="id", memory=MEMORY) if contestant == "ours" else _own(left, right)
+
+
+def _own(left: Any, right: Any) -> Any:
+    """Spark's join; the hint makes a batch join a shuffled hash join."""
+    renamed = right.withColumnsRenamed({"at": "at_right", "number": "number_right"})
+    return left.join(renamed.hint("shuffle_hash"), "id")
+
+
+def _drained(left: Any, right: Any) -> Any:
+    """The plan of our join, rows tagged, united and sent to their tasks, which drop them."""
+    from pyspark.sql import functions as fn
+
+    group = fn.pmod(fn.hash("id"), fn.lit(PARTITIONS))
+    tagged = [each.select((group * 2 + side).cast("int").alias("tag"), "*") for side, each in enumerate((left, right))]
+    sent = tagged[0].union(tagged[1]).repartitionById(PARTITIONS, fn.shiftright(fn.col("tag"), 1))
+    return sent.mapInArrow(_drop, _RESULTS)
+
+
+def _drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    return iter(())

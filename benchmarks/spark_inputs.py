@@ -1,0 +1,62 @@
+"""Inputs of the Spark benchmarks: two sides of narrow rows, as Parquet files that a stream takes in their order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+SIDES = ("left", "right")
+SCHEMA = "id long, at timestamp, number long"
+
+Int64 = NDArray[np.int64]
+
+
+class Keys:
+    """Keys drawn uniformly for both sides, file by file; knows how many pairs the rows drawn so far make."""
+
+    def __init__(self, distinct: int, seed: int = 1) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._counts = (np.zeros(distinct, np.int64), np.zeros(distinct, np.int64))
+
+    def draw(self, side: int, rows: int) -> Int64:
+        """The keys of one more file of a side."""
+        counts = self._counts[side]
+        keys = self._rng.integers(0, len(counts), rows)
+        counts += np.bincount(keys, minlength=len(counts))
+        return keys
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of equal keys there are."""
+        return int(self._counts[0] @ self._counts[1])
+
+
+def write_files(place: Path, keys: Keys, rows: Sequence[int], first: int = 0) -> int:
+    """A file of so many rows for each side, one after the other; returns the pairs with a row among them.
+
+    Files are numbered from `first` on, and a stream takes them in that order, which is that of their times.
+    """
+    before = keys.pairs
+    for side, name in enumerate(SIDES):
+        (place / name).mkdir(parents=True, exist_ok=True)
+        for number, count in enumerate(rows, first):
+            at = pa.array(np.arange(count) * 1_000).cast(pa.timestamp("us", "UTC"))
+            table = pa.table({"id": keys.draw(side, count), "at": at, "number": np.arange(count)})
+            path = place / name / f"{number:06d}.parquet"
+            pq.write_table(table, path)
+            os.utime(path, (number, number))
+    return keys.pairs - before
+
+
+def add_files(place: Path, more: Path) -> None:
+    """Let the files of `more` appear in `place`, too."""
+    for name in SIDES:
+        (place / name).mkdir(parents=True, exist_ok=True)
+        for path in (more / name).iterdir():
+            os.link(path, place / name / path.name)
