@@ -100,6 +100,43 @@ def take_wide(source: Bytes, width: int, rows: Int32, out: Bytes) -> None:
         copy_bytes(out, i * width, source, np.int64(rows[i]) * width, width)
 
 
+@inlined
+def _page_of(ends: Int64, page: Any, row: Any) -> Any:
+    """The page of a row, looked for from another page on: rows that follow each other are mostly near."""
+    while row >= ends[page]:
+        page += 1
+    while page > 0 and row < ends[page - 1]:
+        page -= 1
+    return page
+
+
+@kernel
+def take_paged(data: Bytes, width: int, starts: Int64, ends: Int64, rows: Int32, out: Bytes) -> None:
+    """Like `take_wide`, for values on pages: page p ends before row ends[p], its first value is at data[starts[p]]."""
+    count = rows.shape[0]
+    page = ahead_page = 0
+    for i in range(count):
+        if i + AHEAD < count:
+            ahead = rows[i + AHEAD]
+            ahead_page = _page_of(ends, ahead_page, ahead)
+            before = ends[ahead_page - 1] if ahead_page else 0
+            prefetch(data, np.intp(starts[ahead_page] + (ahead - before) * width))
+        page = _page_of(ends, page, rows[i])
+        before = ends[page - 1] if page else 0
+        copy_bytes(out, i * width, data, starts[page] + (rows[i] - before) * width, width)
+
+
+@kernel
+def first_unknown(starts: Int64, ends: Int64, rows: Int32, unknown: int) -> int:
+    """The first page that has some of the rows and an `unknown` start; -1 if there is none."""
+    page = 0
+    for i in range(rows.shape[0]):
+        page = _page_of(ends, page, rows[i])
+        if starts[page] == unknown:
+            return page
+    return -1
+
+
 @kernel
 def place_bytes(
     lengths: Int64,

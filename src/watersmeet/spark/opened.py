@@ -6,6 +6,7 @@ any group, and finds everything in the state directory.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import SegmentError
-from watersmeet.kernels import hash_index
+from watersmeet.kernels import gather, hash_index
 from watersmeet.spark.runs import ONE_BUCKET, SegmentRef
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.segment import Segment
@@ -22,6 +23,8 @@ from watersmeet.state.rows import value_widths
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+_UNKNOWN, _ELSEWHERE = -1, -2
+"""Instead of a place in the segment: of a page that was not read yet, and of values that must be asked for one by one."""
 MOST_KEPT = 256
 """Segments that a worker keeps mapped."""
 
@@ -48,6 +51,9 @@ class OpenSegment:
         self.ends = np.cumsum([self._segment.page_rows(page) for page in range(self._segment.pages)])
         """The row after each page."""
         self._pages: dict[int, list[pa.Array]] = {}
+        self._bytes = self._segment.mapped()
+        self._types = [field.type for field in self._segment.schema]
+        self._starts = np.full((len(self._types), self._segment.pages), _UNKNOWN, np.int64)
 
     def hashes(self, start: int, stop: int) -> Int64:
         """The hashes of a stretch of rows."""
@@ -76,10 +82,34 @@ class OpenSegment:
                 self._pages[page] = self._segment.read_page(page).columns
             except SegmentError as error:
                 raise self._refused(error) from error
+            for column, array in enumerate(self._pages[page]):
+                self._starts[column, page] = self._start_of(array)
         return self._pages[page]
+
+    def _start_of(self, array: pa.Array) -> int:
+        """Where the values of a page lie, if nothing but their place need be known."""
+        width = value_bytes(array.type)
+        values = array.buffers()[1] if width and not array.null_count else None
+        if values is None:
+            return _ELSEWHERE
+        start = int(values.address - self._bytes.ctypes.data) + array.offset * width
+        return start if 0 <= start <= len(self._bytes) - len(array) * width else _ELSEWHERE
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         """One column's values for some rows."""
+        width = value_bytes(self._types[column])
+        if not width or not len(rows):
+            return self._gather_by_page(column, rows)
+        starts = self._starts[column]
+        while (page := int(gather.first_unknown(starts, self.ends, rows, _UNKNOWN))) >= 0:
+            self.page(page)
+        if gather.first_unknown(starts, self.ends, rows, _ELSEWHERE) >= 0:
+            return self._gather_by_page(column, rows)
+        out = np.empty(len(rows) * width, np.uint8)
+        gather.take_paged(self._bytes, width, starts, self.ends, rows, out)
+        return pa.Array.from_buffers(self._types[column], len(rows), [None, pa.py_buffer(out)], 0)
+
+    def _gather_by_page(self, column: int, rows: Int32) -> pa.Array:
         first, last = self._page_of(rows)
         if first == last:
             return self.page(first)[column].take(pa.array(rows - self._start(first)))
@@ -106,7 +136,6 @@ class OpenSegment:
 
     def release(self) -> None:
         """Let what was read leave this process's memory; it is mapped again when it is needed."""
-        self._pages.clear()
         self._segment.release()
 
     def _page_of(self, rows: Int32) -> tuple[int, int]:
@@ -121,10 +150,21 @@ class OpenSegment:
         return SegmentError(f"the state in {self._where} is damaged and the query cannot go on from it: {error}")
 
 
+def value_bytes(type_: pa.DataType) -> int:
+    """Bytes of each value, where values lie side by side; 0 for other types.
+
+    >>> value_bytes(pa.int16()), value_bytes(pa.decimal128(9, 2)), value_bytes(pa.bool_()), value_bytes(pa.string())
+    (2, 16, 0, 0)
+    """
+    if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_):
+        return int(type_.bit_width // 8)
+    return 0
+
+
 def stamp(store: FileStore, ref: SegmentRef) -> tuple[int, int, int]:
     """What changes when a file is replaced or written to; zeros if it is gone."""
     try:
-        found = (store.path / ref.name).stat()
+        found = os.stat(f"{store.path}/{ref.name}")
     except OSError:
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns
@@ -152,6 +192,7 @@ class OpenSegments:
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
         self._open: OrderedDict[tuple[str, str, int], OpenSegment] = OrderedDict()
+        self._used: dict[str, OpenSegment] = {}
 
     def get(self, store: FileStore, ref: SegmentRef) -> OpenSegment:
         """A segment, mapped now unless it was before and nobody has touched it since."""
@@ -163,17 +204,24 @@ class OpenSegments:
             if len(self._open) > self._most:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
+        self._used[ref.name] = found
         return found
 
-    def release(self) -> None:
-        """Let everything that was read leave this process's memory."""
-        for segment in self._open.values():
+    def release(self, keep: int = 0) -> None:
+        """Let what was read leave this process's memory, unless all segments that were used have `keep` bytes at most.
+
+        Mapping a page again costs a microsecond, which small batches would feel.
+        """
+        if sum(segment.ref.nbytes for segment in self._used.values()) <= keep:
+            return
+        for segment in self._used.values():
             segment.release()
+        self._used.clear()
 
     def forget(self, store: FileStore) -> None:
         """Drop the mappings of a directory that is going away."""
         for key in [key for key in self._open if key[0] == str(store.path)]:
-            del self._open[key]
+            self._used.pop(self._open.pop(key).ref.name, None)
 
 
 WORKER = OpenSegments()

@@ -64,7 +64,7 @@ class JoinTask:
                 yield from with_figures(join.results(held.runs))
                 yield figures_row(self.spec.schema, _figures(join.counts, group, now))
         finally:
-            opened.WORKER.release()
+            opened.WORKER.release(keep=self.memory // 4)
 
     def _pieces(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, tuple[int, pa.RecordBatch]]]:
         """The group, and its rows as pieces of one side each."""
