@@ -179,3 +179,21 @@ def test_too_little_memory_is_refused() -> None:
     spec = JoinSpec(pa.schema({"id": pa.int64()}), pa.schema({"id": pa.int64()}), parse_on("id"))
     with FileStore() as store, pytest.raises(BudgetError, match="allow at least 256 KiB"):
         MicroBatchJoin(spec, LEAST - 1, store)
+
+
+def test_rows_of_one_pass_are_left_in_a_few_runs_and_all_found() -> None:
+    rng = np.random.default_rng(9)
+    left, right = _integers(rng, 7_000, 3_000, "a"), _integers(rng, 6_000, 3_000, "b")
+    found = {}
+    for most in (1, 4):
+        with FileStore() as store:
+            spec = JoinSpec(left.schema, right.schema, parse_on("id"))
+            join = MicroBatchJoin(spec, LEAST, store, most_runs=most)
+            join.receive([(0, left), (1, right)])
+            assert 4 < join.counts.runs < 2 * 32
+            found[most] = _rows(list(join.results(((), ()))))
+            written = store.bytes_written
+        found[most, "written"] = written
+    assert found[1] == found[4]
+    assert found[1].total() == _count(left, right)
+    assert found[4, "written"] < found[1, "written"]

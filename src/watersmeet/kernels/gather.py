@@ -127,7 +127,7 @@ def take_paged(data: Bytes, width: int, starts: Int64, ends: Int64, rows: Int32,
 
 
 @kernel
-def first_unknown(starts: Int64, ends: Int64, rows: Int32, unknown: int) -> int:
+def first_unknown(starts: Int64, ends: Int64, rows: Int32, unknown: int) -> Any:
     """The first page that has some of the rows and an `unknown` start; -1 if there is none."""
     page = 0
     for i in range(rows.shape[0]):

@@ -7,12 +7,15 @@ import os
 import uuid
 import zlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spill.file_store import spill_error
+
+_MOST_AT_ONCE = 8
 
 
 def publish(target: Path, content: bytes, *, first_wins: bool = False) -> bool:
@@ -42,16 +45,26 @@ def publish(target: Path, content: bytes, *, first_wins: bool = False) -> bool:
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Bring files, or the names in directories, to the disk."""
-    for path in paths:
+    """Bring files, or the names in directories, to the disk; at once, for one write of the journal serves several."""
+    several = list(paths)
+    if len(several) < 2:
+        for path in several:
+            _sync(path)
+        return
+    with ThreadPoolExecutor(min(len(several), _MOST_AT_ONCE)) as threads:
+        for _ in threads.map(_sync, several):
+            pass
+
+
+def _sync(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise spill_error(error, f"bring {path} to the disk") from error
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise spill_error(error, f"bring {path} to the disk") from error
 
 
 def checked_json(content: dict[str, Any]) -> bytes:

@@ -6,8 +6,8 @@ new left  ──▶ new right
 new right ──▶ old left
 ```
 
-New rows are written first, as sorted runs that are part of the next state anyway; looking them up then needs only a
-slice of them in memory, however many there are.
+New rows are sorted first, in memory, and written together with the small runs that they are merged with. Those that do
+not fit are written as sorted runs before; looking them up then needs only a slice of them in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.spec import JoinSpec
 from watersmeet.memory import Budget
+from watersmeet.spark.fresh import Fresh
 from watersmeet.spark.merging import merge, to_merge
 from watersmeet.spark.opened import OpenSegment, OpenSegments, Stretch
 from watersmeet.spark.received import Received
@@ -72,17 +73,21 @@ class MicroBatchJoin:
         store: FileStore,
         names: Callable[[int], str] | None = None,
         segments: OpenSegments | None = None,
+        most_runs: int = 1,
     ) -> None:
+        """With `most_runs` above 1, rows beyond the memory are left in that many runs, in an order that may differ."""
         self._sizes = Sizes.divide(memory)
         self._budget = Budget(memory)
         self._budget.reservation("buffers").grow(self._sizes.buffers)
         self._store = store
         self._names = names or _Numbered()
+        self._most_runs = most_runs
         self._segments = segments if segments is not None else OpenSegments()
         codec = KeyCodec(spec)
         self._plans = (RowPlan(spec, 0, codec.exact), RowPlan(spec, 1, codec.exact))
         self._pairs = PairBuffer(spec, codec, self._plans, self._sizes.pairs)
         self._received = Received(codec, self._plans, store, self._names, self._sizes, self._budget)
+        self._fresh: tuple[Fresh | None, Fresh | None] = (None, None)
         self._new: Sides = ((), ())
         self.counts = Counts()
 
@@ -90,67 +95,87 @@ class MicroBatchJoin:
         """Take all rows of the batch: pieces of either side, in any order."""
         for side, batch in pieces:
             self._received.add(side, batch)
-        self._received.write()
+        if any(self._received.runs):
+            self._received.write()
+        else:
+            self._fresh = self._received.rest()
         self.counts.rows = (self._received.rows[0], self._received.rows[1])
         self.counts.runs = sum(map(len, self._received.runs))
         self.counts.peak = self._budget.peak
         # Rows that were too many for the memory are brought into one order: looking them up is then one pass, too.
-        self._new = (self._one_run(0), self._one_run(1))
+        self._new = (self._few_runs(0), self._few_runs(1))
 
-    def _one_run(self, side: int) -> tuple[Run, ...]:
+    def _few_runs(self, side: int) -> tuple[Run, ...]:
         runs = list(self._received.runs[side])
-        while len(runs) > 1:
+        while len(runs) > self._most_runs:
             runs = [self._merge(side, runs[i : i + MOST_MERGED]) for i in range(0, len(runs), MOST_MERGED)]
         return tuple(runs)
 
     def merged(self, old: Sides) -> Sides:
         """The runs of the state after the batch: the old and the new, merged where they have become too many."""
-        left, right = (self._merge_side(side, [*old[side], *self._new[side]]) for side in (0, 1))
+        left, right = (self._merge_side(side, old[side]) for side in (0, 1))
         return left, right
 
-    def _merge_side(self, side: int, runs: list[Run]) -> tuple[Run, ...]:
+    def _merge_side(self, side: int, old: tuple[Run, ...]) -> tuple[Run, ...]:
+        fresh = self._fresh[side]
+        runs: list[Run | Fresh] = [*old, *self._new[side], *([] if fresh is None else [fresh])]
+        if len(runs) == len(old):
+            return old
         while count := to_merge([run.rows for run in runs]):
             runs[-count:] = [self._merge(side, runs[-count:])]
-        return tuple(runs)
+        return tuple(self._received.write_run(side, run) if isinstance(run, Fresh) else run for run in runs)
 
-    def _merge(self, side: int, runs: Sequence[Run]) -> Run:
-        if len(runs) == 1:
+    def _merge(self, side: int, runs: Sequence[Run | Fresh]) -> Run:
+        if len(runs) == 1 and isinstance(runs[0], Run):
             return runs[0]
         types, names = self._plans[side].types, partial(self._names, side)
         return merge(runs, types, self._store, self._segments, names, self._sizes)
 
     def results(self, old: Sides) -> Iterator[pa.RecordBatch]:
         """All pairs of new rows with old rows and with each other, in bounded batches."""
-        yield from self._look_up(0, self._new[0], [*old[1], *self._new[1]])
-        yield from self._look_up(1, self._new[1], old[0])
+        yield from self._look_up(0, [*old[1], *self._new[1]], self._fresh[1])
+        yield from self._look_up(1, old[0], None)
 
-    def _look_up(self, side: int, new: Sequence[Run], runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
-        if not runs:
+    def _look_up(self, side: int, runs: Sequence[Run], fresh: Fresh | None) -> Iterator[pa.RecordBatch]:
+        """Look the new rows of a side up in runs of the other, and in its new rows."""
+        if not runs and fresh is None:
             return
-        for ref in (ref for run in new for ref in run.segments):
-            fresh = self._segments.get(self._store, ref)
-            self._pairs.widest[side] = ref.widest
-            for start in range(0, ref.rows, _SLICE_ROWS):
-                hashes = fresh.hashes(start, min(ref.rows, start + _SLICE_ROWS))
+        for new in self._new_rows(side):
+            self._pairs.widest[side] = new.widest
+            for start in range(0, new.rows, _SLICE_ROWS):
+                hashes = new.hashes(start, min(new.rows, start + _SLICE_ROWS))
                 for run in runs:
-                    yield from self._look_up_slice(side, fresh, start, hashes, run)
+                    yield from self._look_up_slice(side, new, start, hashes, run)
+                if fresh is not None:
+                    yield from self._meet(side, new, start, hashes, fresh)
+
+    def _new_rows(self, side: int) -> Iterator[Fresh | OpenSegment]:
+        fresh = self._fresh[side]
+        if fresh is not None:
+            yield fresh
+        for ref in (ref for run in self._new[side] for ref in run.segments):
+            yield self._segments.get(self._store, ref)
 
     def _look_up_slice(
-        self, side: int, fresh: OpenSegment, start: int, hashes: Int64, run: Run
+        self, side: int, new: Fresh | OpenSegment, start: int, hashes: Int64, run: Run
     ) -> Iterator[pa.RecordBatch]:
         # Both are sorted: some adjoining segments, and of each a stretch of the slice.
         for ref in run.segments[bisect_left(run.segments, int(hashes[0]), key=lambda ref: ref.last) :]:
-            low = int(np.searchsorted(hashes, ref.first, "left"))
-            high = int(np.searchsorted(hashes, ref.last, "right"))
-            if low == len(hashes):
+            if ref.first > hashes[-1]:
                 break
-            if low < high:
-                found = self._segments.get(self._store, ref)
-                self._pairs.widest[1 - side] = ref.widest
-                between = Between(side, Stretch(fresh, start + low), found)
-                yield from self._pairs_of(hashes[low:high], found, between)
+            yield from self._meet(side, new, start, hashes, self._segments.get(self._store, ref))
 
-    def _pairs_of(self, hashes: Int64, found: OpenSegment, between: Between) -> Iterator[pa.RecordBatch]:
+    def _meet(
+        self, side: int, new: Fresh | OpenSegment, start: int, hashes: Int64, found: Fresh | OpenSegment
+    ) -> Iterator[pa.RecordBatch]:
+        """The pairs of a slice of new rows with rows of the other side."""
+        low = int(np.searchsorted(hashes, found.first, "left"))
+        high = int(np.searchsorted(hashes, found.last, "right"))
+        if low < high:
+            self._pairs.widest[1 - side] = found.widest
+            yield from self._pairs_of(hashes[low:high], found, Between(side, Stretch(new, start + low), found))
+
+    def _pairs_of(self, hashes: Int64, found: Fresh | OpenSegment, between: Between) -> Iterator[pa.RecordBatch]:
         pairs, parts = self._pairs, found.parts_of(hashes)
         position, link = 0, -1
         while position < len(hashes):

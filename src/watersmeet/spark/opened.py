@@ -18,13 +18,13 @@ from watersmeet.kernels import gather, hash_index
 from watersmeet.spark.runs import ONE_BUCKET, SegmentRef
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.segment import Segment
-from watersmeet.state.rows import value_widths
+from watersmeet.state.rows import Rows, value_widths
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 _UNKNOWN, _ELSEWHERE = -1, -2
-"""Instead of a place in the segment: of a page that was not read yet, and of values that must be asked for one by one."""
+"""Instead of a place in the segment: of a page that was not read yet, and of values that do not just lie somewhere."""
 MOST_KEPT = 256
 """Segments that a worker keeps mapped."""
 
@@ -46,6 +46,7 @@ class OpenSegment:
             self._heads = self._segment.array("heads")
         except SegmentError as error:
             raise self._refused(error) from error
+        self.rows, self.first, self.last, self.widest = ref.rows, ref.first, ref.last, ref.widest
         self._bits = int(self._segment.meta["bits"])
         self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self.ends = np.cumsum([self._segment.page_rows(page) for page in range(self._segment.pages)])
@@ -164,26 +165,26 @@ def value_bytes(type_: pa.DataType) -> int:
 def stamp(store: FileStore, ref: SegmentRef) -> tuple[int, int, int]:
     """What changes when a file is replaced or written to; zeros if it is gone."""
     try:
-        found = os.stat(f"{store.path}/{ref.name}")
+        found = os.stat(f"{store.path}/{ref.name}")  # noqa: PTH116 - asked for each segment of each lookup
     except OSError:
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Stretch:
-    """Some adjoining rows of a segment, numbered from 0."""
+    """Some adjoining rows, numbered from 0."""
 
-    def __init__(self, segment: OpenSegment, first: int) -> None:
-        self._segment = segment
+    def __init__(self, rows: Rows, first: int) -> None:
+        self._rows = rows
         self._first = np.int32(first)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         """One column's values for some rows."""
-        return self._segment.gather(column, rows + self._first)
+        return self._rows.gather(column, rows + self._first)
 
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
-        self._segment.widen(column, rows + self._first, widths)
+        self._rows.widen(column, rows + self._first, widths)
 
 
 class OpenSegments:

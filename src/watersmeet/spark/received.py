@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from watersmeet.memory import Budget
-from watersmeet.spark.runs import Run, RunWriter, pages
+from watersmeet.spark.fresh import Fresh
+from watersmeet.spark.runs import Run, RunWriter
 from watersmeet.spark.sizes import INDEX_BYTES, Sizes
 from watersmeet.spill.store import Store
 from watersmeet.state.keys import KeyCodec
-from watersmeet.state.rows import RowPlan, value_widths
+from watersmeet.state.rows import RowPlan
 
 Int64 = NDArray[np.int64]
 
@@ -89,29 +90,37 @@ class Received:
     def write(self) -> None:
         """Write all rows that wait, one run for each side."""
         for side in (0, 1):
-            pile, self._piles[side] = self._piles[side], _Pile()
-            if pile.hashes:
-                self.runs[side].append(self._write(side, pile))
+            fresh = self._sorted(side)
+            if fresh is not None:
+                self.runs[side].append(self.write_run(side, fresh))
         self._claim.clear()
 
-    def _write(self, side: int, pile: _Pile) -> Run:
-        types = self._plans[side].types
+    def rest(self) -> tuple[Fresh | None, Fresh | None]:
+        """The rows that wait, in their order; they stay in memory, and in the budget."""
+        return self._sorted(0), self._sorted(1)
+
+    def write_run(self, side: int, fresh: Fresh) -> Run:
+        """Write rows as a run of their own."""
+        with RunWriter(self._store, lambda: self._names(side), self._plans[side].types, self._sizes) as writer:
+            for hashes, columns in fresh.pages(self._sizes.page_bytes):
+                writer.add(hashes, columns)
+            return writer.finish()
+
+    def _sorted(self, side: int) -> Fresh | None:
+        pile, self._piles[side] = self._piles[side], _Pile()
+        if not pile.hashes:
+            return None
         hashes = np.concatenate(pile.hashes)
         columns = []
-        for i in range(len(types)):
+        for i in range(len(self._plans[side].types)):
             columns.append(pa.concat_arrays([piece[i] for piece in pile.columns]))
             for piece in pile.columns:  # each column is held twice only while it is put together
                 piece[i] = None
         order = canonical_order(hashes, columns)
-        sized, width = _widths(columns)
-        with RunWriter(self._store, lambda: self._names(side), types, self._sizes) as writer:
-            for start, stop in pages(
-                None if sized is None else sized[order], len(order), width + 8, self._sizes.page_bytes
-            ):
-                rows = order[start:stop]
-                taken = pa.array(rows)
-                writer.add(hashes[rows], [column.take(taken) for column in columns])
-            return writer.finish()
+        taken = pa.array(order)
+        for i, column in enumerate(columns):
+            columns[i] = column.take(taken)
+        return Fresh(hashes[order], columns)
 
 
 def canonical_order(hashes: Int64, columns: list[pa.Array]) -> Int64:
@@ -159,19 +168,3 @@ def _sortable(array: pa.Array) -> list[pa.Array]:
     if pa.types.is_nested(type_) or pa.types.is_null(type_) or pa.types.is_interval(type_):
         return []
     return [array]
-
-
-def _widths(columns: list[pa.Array]) -> tuple[Int64 | None, int]:
-    """Bytes of each row, or None and the bytes of every row if all have as many."""
-    varying = [column for column in columns if not _is_fixed(column.type)]
-    fixed = sum(-(-column.type.bit_width // 8) for column in columns if _is_fixed(column.type))
-    if not varying:
-        return None, fixed
-    widths = np.full(len(columns[0]), fixed + 8, np.int64)
-    for column in varying:
-        widths += value_widths(column)
-    return widths, 0
-
-
-def _is_fixed(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_))

@@ -13,7 +13,7 @@ from one end to the other, and touches only the pages that hold something wanted
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from watersmeet.kernels import hash_index
 from watersmeet.spark.sizes import Sizes
 from watersmeet.spill.segment import SegmentWriter
 from watersmeet.spill.store import Store
-from watersmeet.state.rows import widest_value
+from watersmeet.state.rows import value_widths, widest_value
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -50,6 +50,9 @@ class SegmentRef:
     checksum: int
 
 
+_REF_FIELDS = [field.name for field in fields(SegmentRef)]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Segments whose rows, one segment after the other, are sorted by hash."""
@@ -63,7 +66,7 @@ class Run:
 
     def to_json(self) -> list[dict[str, Any]]:
         """The run for a manifest."""
-        return [asdict(segment) for segment in self.segments]
+        return [{name: getattr(segment, name) for name in _REF_FIELDS} for segment in self.segments]
 
     @classmethod
     def from_json(cls, found: list[dict[str, Any]]) -> Run:
@@ -78,6 +81,15 @@ def index_bits(rows: int) -> int:
     (10, 10, 4)
     """
     return max(_LEAST_BITS, (rows - 1).bit_length())
+
+
+def link(hashes: Int64, bits: int) -> tuple[Int64, Int32]:
+    """The index of rows in their order: entries and heads."""
+    entries, heads = np.empty(2 * len(hashes), np.int64), np.zeros(1 << bits, np.int32)
+    parts = np.empty(len(hashes), np.int32)
+    hash_index.partitions_of(hashes, bits, parts)
+    hash_index.link_rows(hashes, parts, np.arange(len(hashes), dtype=np.int32), entries, heads, ONE_BUCKET)
+    return entries, heads
 
 
 def stored_schema(types: Sequence[pa.DataType]) -> pa.Schema:
@@ -146,18 +158,14 @@ class RunWriter:
         self._writer.write_page(_page(self._schema, columns, len(hashes)))
         self._hashes.append(hashes)
         self._rows += len(hashes)
-        self._widest = max(self._widest, sum(widest_value(column) for column in columns))
+        self._widest = max(self._widest, widest_row(columns))
 
     def _seal(self) -> None:
         if self._writer is None:
             return
         hashes = np.concatenate(self._hashes)
         bits = index_bits(len(hashes))
-        entries, heads = np.empty(2 * len(hashes), np.int64), np.zeros(1 << bits, np.int32)
-        parts = np.empty(len(hashes), np.int32)
-        hash_index.partitions_of(hashes, bits, parts)
-        rows = np.arange(len(hashes), dtype=np.int32)
-        hash_index.link_rows(hashes, parts, rows, entries, heads, ONE_BUCKET)
+        entries, heads = link(hashes, bits)
         self._writer.add_array("entries", entries)
         self._writer.add_array("heads", heads)
         segment = self._writer.seal({"bits": bits})
@@ -199,3 +207,24 @@ def pages(widths: Int64 | None, rows: int, width: int, page_bytes: int) -> Itera
         stop = max(start + 1, int(np.searchsorted(ends, before + page_bytes, "right")))
         yield start, stop
         start = stop
+
+
+def widest_row(columns: Sequence[pa.Array]) -> int:
+    """Bytes of the widest row, at most."""
+    return sum(widest_value(column) for column in columns)
+
+
+def widths_of(columns: Sequence[pa.Array]) -> tuple[Int64 | None, int]:
+    """Bytes of each row, or None and the bytes of every row if all have as many."""
+    varying = [column for column in columns if not _is_fixed(column.type)]
+    fixed = sum(-(-column.type.bit_width // 8) for column in columns if _is_fixed(column.type))
+    if not varying:
+        return None, fixed
+    widths = np.full(len(columns[0]), fixed + 8, np.int64)
+    for column in varying:
+        widths += value_widths(column)
+    return widths, 0
+
+
+def _is_fixed(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_))

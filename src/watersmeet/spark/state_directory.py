@@ -18,6 +18,7 @@ no row in a batch has no manifest of it: its state is that of the last one befor
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Iterable
@@ -40,6 +41,9 @@ _MANIFEST = "manifest-"
 _NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
 _SWEEP_EVERY = 8
 """Batches between two sweeps of a group: reading all its manifests costs more than the room they take."""
+_KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
+"""Of manifests that this process has read: when they were written, and the files that they name."""
+_MOST_KNOWN = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +292,21 @@ class GroupState:
         needed = set[str]()
         for batch, name in versions.items():
             if batch >= needed_from:
-                needed |= {name} | _files(self._load(batch, name))
+                needed |= {name} | self._files_of(batch, name)
         for name in names:
             if name not in needed and -1 < batch_of(name) <= oldest:
                 remove(self._path / name)
+
+    def _files_of(self, batch: int, name: str) -> frozenset[str]:
+        """What a version needs; manifests that this process has read before, and nobody has touched, are not read."""
+        path = f"{self._path}/{name}"
+        stamp = os.stat(path).st_mtime_ns if os.path.exists(path) else 0  # noqa: PTH110, PTH116 - of hundreds
+        found = _KNOWN.get(path)
+        if found is None or found[0] != stamp:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            found = _KNOWN[path] = stamp, _files(self._load(batch, name))
+        return found[1]
 
     def _load(self, batch: int, name: str) -> dict[str, Any]:
         path = self._path / name
@@ -306,9 +321,11 @@ def _held(manifest: dict[str, Any]) -> Held:
     return Held(manifest["batch"], (left, right))
 
 
-def _files(manifest: dict[str, Any]) -> set[str]:
+def _files(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
-    return {*manifest[SEGMENTS], *manifest[RESULTS]} if RESULTS in manifest else _held(manifest).segments()
+    if RESULTS in manifest:
+        return frozenset([*manifest[SEGMENTS], *manifest[RESULTS]])
+    return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run)
 
 
 def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:

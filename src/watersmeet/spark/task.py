@@ -20,6 +20,9 @@ from watersmeet.spark.state_directory import GroupState, Held, Owner, StateDirec
 from watersmeet.spark.task_context import current_batch, scratch_directory
 from watersmeet.spill.file_store import FileStore
 
+_MOST_RUNS = 4
+"""Of the rows of one pass: to look each row up in so many runs costs less than to merge them."""
+
 
 @dataclass(frozen=True)
 class JoinTask:
@@ -42,7 +45,7 @@ class JoinTask:
         if first is None:
             return
         with FileStore(scratch_directory()) as store:
-            join = MicroBatchJoin(self.spec, self.memory, store)
+            join = MicroBatchJoin(self.spec, self.memory, store, most_runs=_MOST_RUNS)
             join.receive(_all(first, pieces))
             yield from join.results(((), ()))
 

@@ -274,7 +274,7 @@ class Segment:
         return array
 
     def mapped(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """All bytes, uncopied and unchecked, in which the values of pages that were read lie. Counts nothing as read."""
+        """All bytes, uncopied and unchecked, among them those of pages that were read. Counts nothing as read."""
         return np.frombuffer(self._mapped(), np.uint8)
 
     def release(self, page: int | None = None) -> None:
