@@ -10,6 +10,7 @@ from benchmarks import figures
 from benchmarks.bounded import bounded
 from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
+from benchmarks.lookup import lookup
 from benchmarks.memory import memory
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
@@ -25,6 +26,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "small-batches": small_batches,
     "skew": skew,
     "bounded": bounded,
+    "lookup": lookup,
     "memory": memory,
     "start": start,
     "spark-equi": spark_equi,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from watersmeet.drivers.progress import Progress as Progress
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
+    from watersmeet.lookup import lookup_join as lookup_join
     from watersmeet.relation import Relation as Relation
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
@@ -47,6 +48,7 @@ _HOMES = {
     "band": "watersmeet.core.spec",
     "explain": "watersmeet.api",
     "join": "watersmeet.api",
+    "lookup_join": "watersmeet.lookup",
     "multijoin": "watersmeet.api",
     "query": "watersmeet.sources.databases",
     "simulate": "watersmeet.drivers.simulate",
@@ -69,6 +71,7 @@ __all__ = [
     "errors",
     "explain",
     "join",
+    "lookup_join",
     "multijoin",
     "query",
     "simulate",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from watersmeet import sinks
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
+from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.multi_spec import MultiSpec, parse_edges
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
@@ -90,7 +91,7 @@ def join(
         return operator
 
     called = names or (_usual_name(left, 0), _usual_name(right, 1))
-    return _run(list(zip(called, (left, right), strict=True)), specify, build, budget, wait, on_progress)
+    return run(list(zip(called, (left, right), strict=True)), specify, build, budget, wait, on_progress)
 
 
 def multijoin(
@@ -138,7 +139,7 @@ def multijoin(
 
         spec = MultiSpec(names, tuple(schemas), edges)
         kinds = MULTIWAY.values() if algorithm == "auto" else [MULTIWAY[algorithm]]
-        _check_least(min(kind.least_memory(spec) for kind in kinds), budget)
+        check_least(min(kind.least_memory(spec) for kind in kinds), budget)
         return spec
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
@@ -153,14 +154,14 @@ def multijoin(
             store.close()
             raise
 
-    return _run([(name, data) for name, data in inputs.items()], specify, build, budget, wait, on_progress)
+    return run([(name, data) for name, data in inputs.items()], specify, build, budget, wait, on_progress)
 
 
 def _check_multiway(algorithm: str, options: dict[str, Any]) -> None:
     from watersmeet.planner import MULTIWAY
 
     estimates = ("rows", "selectivities") if algorithm == "auto" else ()
-    _check_choice(algorithm, {name: value for name, value in options.items() if name not in estimates}, MULTIWAY)
+    check_choice(algorithm, {name: value for name, value in options.items() if name not in estimates}, MULTIWAY)
 
 
 def explain(
@@ -199,9 +200,9 @@ def explain(
             source.close()
 
 
-def _run(
+def run(
     inputs: Sequence[tuple[str, object]],
-    specify: Callable[[Sequence[pa.Schema]], JoinSpec | MultiSpec],
+    specify: Callable[[Sequence[pa.Schema]], JoinSpec | MultiSpec | LookupSpec],
     build: Callable[[Sequence[pa.Schema], int], LiveOperator],
     budget: int,
     wait: float,
@@ -231,24 +232,25 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
     """Refuse an algorithm that is not known, or options it does not take."""
     from watersmeet.planner import ALGORITHMS
 
-    _check_choice(algorithm, options, ALGORITHMS)
+    check_choice(algorithm, options, ALGORITHMS)
 
 
-def _check_choice(algorithm: str, options: dict[str, Any], algorithms: Mapping[str, type]) -> None:
+def check_choice(algorithm: str, options: dict[str, Any], algorithms: Mapping[str, type], given: int = 3) -> None:
+    """Refuse an algorithm that is not among these, or options it does not take beyond the first `given` arguments."""
     if algorithm != "auto" and algorithm not in algorithms:
         known = ", ".join(sorted(algorithms))
         raise SpecError(f"algorithm {algorithm!r} is not known; choose auto, or one of {known}")
     kinds = algorithms.values() if algorithm == "auto" else [algorithms[algorithm]]
-    taken = {name for kind in kinds for name in _option_names(kind)}
+    taken = {name for kind in kinds for name in _option_names(kind, given)}
     for name in options:
         if name not in taken:
             choice = f"it takes {', '.join(sorted(taken))}" if taken else "it takes none"
             raise SpecError(f"algorithm {algorithm} has no option {name!r}; {choice}")
 
 
-def _option_names(kind: type) -> list[str]:
+def _option_names(kind: type, given: int = 3) -> list[str]:
     parameters = list(inspect.signature(kind).parameters.values())
-    return [each.name for each in parameters[3:] if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [each.name for each in parameters[given:] if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
@@ -263,10 +265,11 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
     least = min(
         kind.least_memory(spec, **{n: options[n] for n in _option_names(kind) if n in options}) for kind in kinds
     )
-    _check_least(least, memory)
+    check_least(least, memory)
 
 
-def _check_least(least: int, memory: int) -> None:
+def check_least(least: int, memory: int) -> None:
+    """Refuse memory that leaves an operator less than it needs."""
     if memory - queue_bytes(memory) < least:
         needed = -(-least * 8 // 7)
         raise BudgetError(

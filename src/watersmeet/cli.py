@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from watersmeet.api import Result
     from watersmeet.cli_spark import SparkFileJoin
     from watersmeet.core.spec import Band
     from watersmeet.drivers.progress import Progress
@@ -55,7 +56,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="watersmeet", description="Exact, early, memory-bounded joins of streams.")
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for add in (add_join_parser, add_demo_parser, add_reproduce_parser, add_bench_parser):
+    for add in (add_join_parser, add_lookup_parser, add_demo_parser, add_reproduce_parser, add_bench_parser):
         add(commands).add_argument("--debug", action="store_true", help="show stack traces")
     return parser
 
@@ -93,6 +94,31 @@ def add_join_parser(commands: Any) -> Parser:
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
     parser.set_defaults(run=run_join)
+    return parser
+
+
+def add_lookup_parser(commands: Any) -> Parser:
+    """`watersmeet lookup-join`."""
+    parser: Parser = commands.add_parser(
+        "lookup-join",
+        help="enrich a file from a relation",
+        description="Join a file with a relation on disk (made by wm.Relation.build), or with another file.",
+    )
+    parser.add_argument("stream", metavar="STREAM", help="path or glob of the rows to enrich")
+    parser.add_argument("relation", metavar="RELATION", help="directory of a relation, or path or glob of its rows")
+    parser.add_argument(
+        "--on", action="append", default=[], metavar="COLUMN", help="column, or STREAM=RELATION; repeat for more"
+    )
+    parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument("--how", default="inner", help="inner, left, semi or anti (default %(default)s)")
+    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="which join (default %(default)s)")
+    parser.add_argument(
+        "--suffixes", nargs=2, default=("", "_right"), metavar=("STREAM", "RELATION"), help="for columns both have"
+    )
+    parser.add_argument("--spill", metavar="DIR", help="where to lay out rows (default: the temporary directory)")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
+    parser.set_defaults(run=run_lookup)
     return parser
 
 
@@ -150,13 +176,60 @@ def _in_module(name: str) -> Callable[[argparse.Namespace], int]:
 
 def run_join(args: argparse.Namespace) -> int:
     """Join two files into a third, or show the first rows."""
-    from watersmeet import api, sinks
-    from watersmeet.cli_progress import display
+    from watersmeet import api
     from watersmeet.core.errors import SpecError
 
     on = [*args.on, *([] if args.band is None else [_band(args.band)])]
     if not on:
         raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
+
+    def begin(look: Callable[[Progress], None]) -> Result | SparkFileJoin:
+        if args.engine == "spark":
+            from watersmeet.cli_spark import SparkFileJoin
+
+            return SparkFileJoin(args, look)
+        return api.join(
+            args.left,
+            args.right,
+            on=on,
+            how=args.how,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        )
+
+    _run(args, begin)
+    return 0
+
+
+def run_lookup(args: argparse.Namespace) -> int:
+    """Enrich a file into another, or show the first rows."""
+    from watersmeet.lookup import lookup_join
+
+    _run(
+        args,
+        lambda look: lookup_join(
+            args.stream,
+            args.relation,
+            on=args.on or None,
+            how=args.how,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        ),
+    )
+    return 0
+
+
+def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]], Result | SparkFileJoin]) -> None:
+    """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen."""
+    from watersmeet import sinks
+    from watersmeet.cli_progress import display
+
     if args.output is not None:
         sinks.check_target(args.output)
     with display(args.quiet) as show:
@@ -166,23 +239,7 @@ def run_join(args: argparse.Namespace) -> int:
                 raise _stopped[0]
             show(progress)
 
-        result: api.Result | SparkFileJoin
-        if args.engine == "spark":
-            from watersmeet.cli_spark import SparkFileJoin
-
-            result = SparkFileJoin(args, look)
-        else:
-            result = api.join(
-                args.left,
-                args.right,
-                on=on,
-                how=args.how,
-                memory=args.memory,
-                algorithm=args.algorithm,
-                suffixes=tuple(args.suffixes),
-                spill=args.spill,
-                on_progress=look,
-            )
+        result = begin(look)
         with result:
             if args.output is not None:
                 result.write(args.output)
@@ -191,7 +248,6 @@ def run_join(args: argparse.Namespace) -> int:
                 show.clear()
                 _print_table(result.schema, head, rows)
         show.finish(result.progress)
-    return 0
 
 
 def _band(text: str) -> Band:

@@ -30,6 +30,8 @@ def summary(progress: Progress) -> str:
         f"memory peak {format_bytes(progress.peak)} of {format_bytes(progress.budget)}",
         f"spilled {format_bytes(progress.spilled)}" if progress.spilled else "nothing spilled",
     ]
+    if progress.lookup is not None:
+        parts[-1] = str(progress.lookup)
     if progress.algorithm:
         parts.append(progress.algorithm)
     return "; ".join(parts)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
+from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.mjoin import MJoin
+from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.rpj import RPJ
@@ -19,6 +22,7 @@ from watersmeet.joins.tree import JoinTree
 from watersmeet.joins.xjoin import XJoin
 from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.spill.store import Store
+from watersmeet.state.relation import RelationReader
 
 _JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, PMJ, RPJ, SymmetricHash, XJoin)
 ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}
@@ -78,5 +82,24 @@ def build_multiway(
     if algorithm not in MULTIWAY:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
     operator = MULTIWAY[algorithm](spec, memory, store, **options)
+    operator.reason = reason
+    return operator
+
+
+LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (Partitioned,)}
+"""Every join of a stream with a relation by its name; being listed here puts it through the conformance suite, too."""
+
+
+def build_lookup(
+    spec: LookupSpec, memory: int, store: Store, relation: RelationReader, algorithm: str = "auto", **options: Any
+) -> LookupJoin:
+    """The operator for a look-up in a relation; `auto` is `partitioned`."""
+    reason = "asked for by name"
+    if algorithm == "auto":
+        algorithm = "partitioned"
+        reason = "partitions in memory answer most rows at once, and the rows of the others share their disk reads"
+    if algorithm not in LOOKUPS:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
+    operator = LOOKUPS[algorithm](spec, memory, store, relation, **options)
     operator.reason = reason
     return operator

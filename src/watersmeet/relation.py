@@ -15,7 +15,7 @@ from watersmeet.memory import parse_memory
 from watersmeet.sources import as_source, source
 from watersmeet.spill.file_store import FileStore, spill_error
 from watersmeet.spill.pins import FilePins
-from watersmeet.state.relation import THETA, Design, published
+from watersmeet.state.relation import THETA, Design, RelationReader, published
 from watersmeet.state.relation_changes import StoredRelation, with_surrogate, without_surrogate
 
 
@@ -35,9 +35,9 @@ class Relation(StoredRelation):
     [{'sku': 8, 'name': 'kettle'}, {'sku': 9, 'name': 'pan'}]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
-        super().__init__(FileStore.at(path, durable=True), FilePins(path), str(path))
+        super().__init__(FileStore.at(path, durable=durable), FilePins(path), str(path))
 
     @classmethod
     def build(
@@ -54,6 +54,7 @@ class Relation(StoredRelation):
         partitions: int | None = None,
         replace: bool = False,
         spill: str | os.PathLike[str] | None = None,
+        durable: bool = True,
     ) -> Relation:
         """Lay rows out on disk, once, within `memory`.
 
@@ -70,6 +71,7 @@ class Relation(StoredRelation):
         :param partitions: with `partition="hash"`, how many; enough for segments of about `segment` unless given.
         :param replace: lay out anew what is there; readers keep the old version until they move on.
         :param spill: where to sort what does not fit into memory; beside the relation unless given.
+        :param durable: wait for the disk, so that a change that was made survives a crash of the machine.
         """
         if partitions is not None and (partition != "hash" or partitions < 1):
             raise SpecError("partitions= is a number of hash partitions; ranges are cut by their size, segment=")
@@ -84,7 +86,7 @@ class Relation(StoredRelation):
                 place.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise spill_error(error, f"make the directory {place}") from error
-            relation = cls(place)
+            relation = cls(place, durable=durable)
             with FileStore(place.parent if spill is None else Path(spill)) as runs:
                 relation.fill(design, rows.batches(), runs, budget, partitions=partitions, replace=replace)
             return relation
@@ -105,6 +107,10 @@ class Relation(StoredRelation):
         """Whether there is a relation at a path."""
         place = Path(path).expanduser().absolute()
         return place.is_dir() and bool(published(FileStore.at(place)))
+
+    def reading(self) -> RelationReader:
+        """A reader of its own, for a join that goes on while this relation is changed, perhaps by another thread."""
+        return RelationReader(FileStore.at(self.path), FilePins(self.path), str(self.path))
 
     def upsert(self, data: object) -> int:
         """Put rows in the place of all that have their keys; returns the number of the version that has them.
@@ -164,4 +170,6 @@ def _whole(data: object, schema: pa.Schema, name: str) -> pa.RecordBatch:
     finally:
         rows.close()
     batches = table.to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([pa.nulls(0, type_) for type_ in schema.types], schema=schema)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from watersmeet.core.events import Event, Step
+from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 
@@ -34,7 +35,7 @@ class JoinOperator(Protocol):
     """
 
     @property
-    def spec(self) -> JoinSpec | MultiSpec:
+    def spec(self) -> JoinSpec | MultiSpec | LookupSpec:
         """What is joined, and how."""
         ...
 

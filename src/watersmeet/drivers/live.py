@@ -25,7 +25,7 @@ from watersmeet.core.errors import ProtocolError, SourceError, SpecError, Waters
 from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
-from watersmeet.drivers.progress import Progress
+from watersmeet.drivers.progress import LookupFigures, Progress
 
 if TYPE_CHECKING:
     from watersmeet.memory import Budget
@@ -169,6 +169,7 @@ class LiveRun:
             algorithm=now.algorithm,
             reason=now.reason,
             done=self._done,
+            lookup=now.lookup,
         )
 
     def _phase(self) -> str:
@@ -352,6 +353,13 @@ class _Figures:
     on_disk: int = 0
     algorithm: str | None = None
     reason: str | None = None
+    lookup: LookupFigures | None = None
+
+
+def _lookup_figures(operator: LiveOperator) -> LookupFigures | None:
+    """What a join with a relation says of itself."""
+    figures = getattr(operator, "figures", None)
+    return None if figures is None else LookupFigures(**figures())
 
 
 class _Parts:
@@ -380,6 +388,7 @@ class _Parts:
             on_disk=operator.store.bytes_held,
             algorithm=getattr(operator, "name", type(operator).__name__),
             reason=getattr(operator, "reason", None),
+            lookup=_lookup_figures(operator),
         )
 
     def close(self) -> None:

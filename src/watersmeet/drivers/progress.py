@@ -8,6 +8,34 @@ from watersmeet.memory import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
+class LookupFigures:
+    """How the rows of a stream fared with a relation.
+
+    >>> print(LookupFigures(answered=1000, misses=10, hits=900, bytes_read=1 << 20, delay_p50=0.002, delay_p99=0.15))
+    10 misses, 90% from memory, delay 2 ms (p99 150 ms), read 1 MiB
+    """
+
+    answered: int
+    """Rows of the stream that have met all their partners."""
+    misses: int
+    """Those that had none."""
+    hits: int
+    """Rows that found their partition in memory."""
+    bytes_read: int
+    """Of the relation."""
+    delay_p50: float
+    delay_p99: float
+    """Seconds from a row's arrival in the join to its last partner."""
+
+    def __str__(self) -> str:
+        share = self.hits / self.answered if self.answered else 0.0
+        return (
+            f"{self.misses:,} misses, {share:.0%} from memory, delay {format_seconds(self.delay_p50)} "
+            f"(p99 {format_seconds(self.delay_p99)}), read {format_bytes(self.bytes_read)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A run at one moment.
 
@@ -43,6 +71,8 @@ class Progress:
     """Why that join was chosen, where the choice was left open."""
     done: bool = False
     """True once every result has been handed out."""
+    lookup: LookupFigures | None = None
+    """Of a join with a relation: misses, delays, reads."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))
@@ -57,6 +87,8 @@ class Progress:
             parts.insert(3, f"first after {format_seconds(self.first_result_after)}")
         if self.spilled:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
+        if self.lookup is not None:
+            parts.insert(-1, str(self.lookup))
         return " · ".join(parts)
 
 

@@ -30,6 +30,8 @@ except ImportError:  # pragma: no cover - Windows
 
 _PIN = re.compile(r"\.pin-([0-9]+)-[0-9]+-[0-9a-f]+")
 _WRITER = ".writer"
+_UNFINISHED = re.compile(r"\.[rv][0-9]{10}\.[0-9]+")
+"""What a store calls a version or a segment that is not committed."""
 
 
 class Pin:
@@ -186,6 +188,6 @@ def _close(descriptor: int) -> None:
 def _sweep_unfinished(directory: Path) -> None:
     """Remove what a killed writer left half-written; called by the only writer there is."""
     for name in os.listdir(directory):
-        if name.startswith(".") and name != _WRITER and not _PIN.fullmatch(name):
+        if _UNFINISHED.fullmatch(name):
             with suppress(OSError):
                 os.unlink(directory / name)

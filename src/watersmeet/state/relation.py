@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import RelationError, SegmentError
@@ -40,6 +42,9 @@ Int64 = NDArray[np.int64]
 FORMAT = 1
 THETA = 1 << 20
 """Segments hold this many bytes at least, and twice as many at most, if keys allow it."""
+_MOST_OPEN = 2048
+EXACT_DOUBLES = 2**53
+"""Below this, every integer is a double of its own."""
 _VERSION = re.compile(r"v([0-9]{10})")
 _SEGMENT = re.compile(r"r([0-9]{10})")
 
@@ -145,7 +150,8 @@ class Version:
     ids: Int64
     rows: Int64
     nbytes: Int64
-    """By segment: its number, its rows and its bytes."""
+    widest: Int64
+    """By segment: its number, its rows, its bytes, and the bytes of its widest row."""
     changed: Int64
     """By partition: the version in which its rows last changed."""
     cut_in: int
@@ -190,9 +196,14 @@ class Version:
         return int(self.nbytes.max(initial=0))
 
     @property
+    def widest_row(self) -> int:
+        """Bytes of the widest row."""
+        return int(self.widest.max(initial=0))
+
+    @property
     def held_bytes(self) -> int:
         """Main memory that an open version takes."""
-        return self.map.nbytes + 8 * (5 * self.partitions + 3 * len(self.ids))
+        return self.map.nbytes + 8 * (5 * self.partitions + 4 * len(self.ids))
 
     def segment_ids(self, part: int) -> list[int]:
         """The numbers of a partition's segments."""
@@ -206,7 +217,7 @@ class Version:
     def write(self, store: Store) -> None:
         """Publish this version: from here on it is what a reader finds."""
         with SegmentWriter(store, version_name(self.number), pa.schema([])) as writer:
-            for name in ("bounds", "ids", "rows", "nbytes", "changed"):
+            for name in ("bounds", "ids", "rows", "nbytes", "widest", "changed"):
                 writer.add_array(name, getattr(self, name))
             writer.add_array("first_words", self.map.first_words)
             writer.add_array("first_hashes", self.map.first_hashes)
@@ -271,21 +282,33 @@ class RelationReader:
         self.pins = pins
         self.where = where
         self._latest: Version | None = None
+        self._open: OrderedDict[int, RelationSegment] = OrderedDict()
 
-    def latest(self) -> Version:
-        """The newest version; asks the store whether there is one beyond the last that was seen."""
-        if self._latest is None:
-            found = published(self.store)
-            if not found:
-                raise RelationError(f"there is no relation in {self.where}; make one with Relation.build")
-            self._latest = Version.read(self.store, found[-1])
+    def latest(self, pinned: bool = False) -> Version:
+        """The newest version; asks the store whether there is one beyond the last that was seen.
+
+        Versions are numbered without a gap and removed from the oldest on, so that it is the newest if it is there and
+        the next is not. A reader that has pinned it, or an older one, knows that it is there.
+        """
         while True:
-            following = self._latest.number + 1
-            try:
-                self.store.open(version_name(following))
-            except SegmentError:
+            if self._latest is None:
+                found = published(self.store)
+                if not found:
+                    raise RelationError(f"there is no relation in {self.where}; make one with Relation.build")
+                self._latest = Version.read(self.store, found[-1])
+            if self._is_there(self._latest.number + 1):
+                self._latest = Version.read(self.store, self._latest.number + 1)
+            elif pinned or self._is_there(self._latest.number):
                 return self._latest
-            self._latest = Version.read(self.store, following)
+            else:
+                self._latest = None
+
+    def _is_there(self, number: int) -> bool:
+        try:
+            self.store.open(version_name(number))
+        except SegmentError:
+            return False
+        return True
 
     def note(self, version: Version) -> None:
         """A change in this process has published a version."""
@@ -310,8 +333,21 @@ class RelationReader:
         return Pinned(version, pin)
 
     def segment(self, number: int) -> RelationSegment:
-        """A segment by its number."""
-        return RelationSegment(Segment.open(self.store, segment_name(number)))
+        """A segment by its number. Mappings are kept for a while, as checking and parsing cost more than a look-up."""
+        found = self._open.pop(number, None)
+        if found is None:
+            found = RelationSegment(Segment.open(self.store, segment_name(number)))
+            if len(self._open) >= _MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+        self._open[number] = found
+        return found
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These segments are not needed any more: let go of their mappings, and so of their room on disk."""
+        for number in numbers:
+            found = self._open.pop(number, None)
+            if found is not None:
+                found.close()
 
     def scan(self, version: Version) -> Iterator[pa.RecordBatch]:
         """All rows of a version, segment by segment, in their own types."""
@@ -320,7 +356,7 @@ class RelationReader:
             segment = self.segment(number)
             columns = [from_stored(column, field.type) for column, field in zip(segment.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
-            segment.close()
+            segment.release()
 
 
 class RelationSegment:
@@ -335,6 +371,16 @@ class RelationSegment:
         self._entries = segment.array("entries")
         self._heads = segment.array("heads")
         self._scratch = np.zeros(hash_index.GROUP, np.int64)
+        self._small: dict[int, bool] = {}
+
+    def has_small_integers(self, column: int) -> bool:
+        """Whether all of a column's integers are such that doubles tell them apart."""
+        found = self._small.get(column)
+        if found is None:
+            ends = pc.min_max(self.columns[column])
+            found = ends["min"].as_py() > -EXACT_DOUBLES and ends["max"].as_py() < EXACT_DOUBLES
+            self._small[column] = found
+        return found
 
     @property
     def hashes(self) -> Int64:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,8 @@ from watersmeet.state.relation_runs import DiskRun, Rows, Run, Sorter
 from watersmeet.state.stored_types import from_stored
 
 Int64 = NDArray[np.int64]
+SegmentEntry: TypeAlias = tuple[int, int, int, int]
+"""A segment's number, rows, bytes, and the bytes of its widest row."""
 
 _USUAL = 1.4
 """The size aimed at, in theta: between 1 and 2, with room on both sides."""
@@ -126,8 +128,8 @@ class SegmentSink:
         self._store = store
         self._keys = OwnKeys(design)
 
-    def write(self, rows: Rows) -> list[tuple[int, int, int]]:
-        """Write one partition's rows, which are sorted; returns (number, rows, bytes) of each segment."""
+    def write(self, rows: Rows) -> list[SegmentEntry]:
+        """Write one partition's rows, which are sorted."""
         if self.design.unique:
             self._keys.refuse_duplicates(rows)
         if not len(rows):
@@ -142,7 +144,7 @@ class SegmentSink:
                 nbytes = write_segment(
                     self._store, self.next_id, self.design.stored, part.columns, _owned(part.places.hashes)
                 )
-                written.append((self.next_id, stop - start, nbytes))
+                written.append((self.next_id, stop - start, nbytes, int(part.widths().max())))
                 self.written.append(self.next_id)
                 self.next_id += 1
         return written
@@ -224,7 +226,7 @@ def build_version(
     runs = sorter.runs()
     sink = SegmentSink(sorter.design, store, next_id, 1)
     firsts: list[tuple[int, int]] = []
-    written: list[list[tuple[int, int, int]]] = []
+    written: list[list[SegmentEntry]] = []
     pieces = _hash_pieces if design.partition == "hash" else _range_pieces
     try:
         for first, rows in pieces(sorter.design, runs, partitions):
@@ -290,7 +292,7 @@ def catalogue(
     design: Design,
     number: int,
     firsts: list[tuple[int, int]],
-    written: list[list[tuple[int, int, int]]],
+    written: list[list[SegmentEntry]],
     changed: NDArray[Any],
     sink: SegmentSink,
     left_out: int,
@@ -298,7 +300,7 @@ def catalogue(
     cut_in: int | None = None,
 ) -> Version:
     """The version that has these partitions."""
-    flat = np.array([each for segments in written for each in segments], np.int64).reshape(-1, 3)
+    flat = np.array([each for segments in written for each in segments], np.int64).reshape(-1, 4)
     return Version(
         number,
         design,
@@ -307,6 +309,7 @@ def catalogue(
         np.ascontiguousarray(flat[:, 0]),
         np.ascontiguousarray(flat[:, 1]),
         np.ascontiguousarray(flat[:, 2]),
+        np.ascontiguousarray(flat[:, 3]),
         np.asarray(changed, np.int64),
         number if cut_in is None else cut_in,
         sink.next_id,

@@ -27,9 +27,16 @@ from watersmeet.state.relation import (
     segments_in,
     version_name,
 )
-from watersmeet.state.relation_build import OwnKeys, SegmentSink, build_version, catalogue, cut_evenly, discard
+from watersmeet.state.relation_build import (
+    OwnKeys,
+    SegmentEntry,
+    SegmentSink,
+    build_version,
+    catalogue,
+    cut_evenly,
+    discard,
+)
 from watersmeet.state.relation_runs import Rows, stored_rows
-from watersmeet.state.stored_types import from_stored
 
 Int64 = NDArray[np.int64]
 
@@ -95,6 +102,10 @@ class StoredRelation:
     def partitions(self) -> int:
         """How many parts the keys are cut into."""
         return self.latest.partitions
+
+    def reading(self) -> RelationReader:
+        """A reader of its own, for a join that goes on while this relation is changed."""
+        return RelationReader(self.reader.store, self.reader.pins, self.reader.where)
 
     def pin(self, number: int | None = None) -> Pinned:
         """Hold the newest version, or this one, for reading."""
@@ -237,7 +248,7 @@ class Changes:
         touched, starts = np.unique(parts[order], return_index=True)
         groups = dict(zip(touched.tolist(), np.split(order, starts[1:]), strict=True)) if len(touched) else {}
         firsts: list[tuple[int, int]] = []
-        written: list[list[tuple[int, int, int]]] = []
+        written: list[list[SegmentEntry]] = []
         changed: list[int] = []
         retired = list(kept)
         try:
@@ -268,10 +279,15 @@ class Changes:
         )  # fmt: skip
         return version, sink
 
-    def _segments(self, part: int) -> list[tuple[int, int, int]]:
+    def _segments(self, part: int) -> list[SegmentEntry]:
         before = self._before
         start, stop = int(before.bounds[part]), int(before.bounds[part + 1])
-        columns = (before.ids[start:stop], before.rows[start:stop], before.nbytes[start:stop])
+        columns = (
+            before.ids[start:stop],
+            before.rows[start:stop],
+            before.nbytes[start:stop],
+            before.widest[start:stop],
+        )
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _rewritten(self, part: int, incoming: Rows, insert: bool, sink: SegmentSink) -> list[Rows] | None:
@@ -311,9 +327,8 @@ class Changes:
         offsets = np.arange(len(old)) - np.repeat(np.cumsum(counts) - counts, counts)
         new = order[np.repeat(low, counts) + offsets]
         if len(old):
-            keys = self._own_keys(incoming, insert)
             equal = self._keys.codec.equal(
-                self._keys.keys(existing.columns, old), [each.take(pa.array(new)) for each in keys]
+                self._keys.keys(existing.columns, old), self._keys.keys(self._key_columns(incoming, insert), new)
             )
             if equal is not None:
                 old, new = old[equal], new[equal]
@@ -321,11 +336,14 @@ class Changes:
             match[new] = old
         return gone, match
 
-    def _own_keys(self, incoming: Rows, whole_rows: bool) -> list[pa.Array]:
-        """The incoming keys, whether whole rows come in or keys alone."""
-        places = self._design.key_indices if whole_rows else range(len(self._design.on))
-        types = [self._design.schema.field(i).type for i in self._design.key_indices]
-        return [from_stored(incoming.columns[i], type_) for i, type_ in zip(places, types, strict=True)]
+    def _key_columns(self, incoming: Rows, whole_rows: bool) -> list[pa.Array]:
+        """The incoming columns as whole rows have them; where keys alone come in, the others are not there."""
+        if whole_rows:
+            return incoming.columns
+        columns: list[Any] = [None] * len(self._design.schema)
+        for i, column in zip(self._design.key_indices, incoming.columns, strict=True):
+            columns[i] = column
+        return columns
 
     def _numbered(self, incoming: Rows, existing: Rows | None, match: Int64, sink: SegmentSink) -> Rows:
         """Incoming rows with surrogate keys: known keys keep theirs, new ones get the next."""

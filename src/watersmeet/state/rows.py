@@ -62,6 +62,11 @@ class RowPlan:
         """Which stored columns prove a match; none if the hash does."""
         self._key_columns = key_columns
 
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Which columns of the input are kept, in the order in which they are."""
+        return tuple(self._sources)
+
     def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The key columns of an input batch."""
         return [batch.column(i) for i in self._key_columns]

@@ -77,10 +77,19 @@ class SideTable:
     """
 
     def __init__(
-        self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str, more_bytes: int = 0
+        self,
+        types: Sequence[pa.DataType],
+        budget: Budget,
+        layout: Layout,
+        name: str,
+        more_bytes: int = 0,
+        by_hash: bool = True,
     ) -> None:
-        """`more_bytes` of each row are counted beyond its columns and its place in the index."""
+        """`more_bytes` of each row are counted beyond its columns and its place in the index. With `by_hash` the
+        partition of a row is that of its hash; without, it is whatever the caller says.
+        """
         self.layout = layout
+        self._by_hash = by_hash
         self.types = tuple(types)
         self.row_bytes = row_bytes(types) + more_bytes
         self.rows = 0
@@ -322,7 +331,7 @@ class SideTable:
             if not len(rows):
                 assert not self._heads[part * self._buckets : (part + 1) * self._buckets].any()
                 continue
-            assert (self.parts_of(self.hashes(rows)) == part).all()
+            assert not self._by_hash or (self.parts_of(self.hashes(rows)) == part).all()
             linked = np.concatenate(
                 [self._heads[part * self._buckets : (part + 1) * self._buckets], entries[2 * rows.astype(np.int64) + 1]]
             )

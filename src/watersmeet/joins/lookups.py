@@ -1,0 +1,550 @@
+"""What joins of a stream with a relation on disk share: receiving, versions, output, snapshots.
+
+```
+receive ──▶ intake of the version that is newest now ──▶ slices ──▶ `_take`: the operator's own way with them
+                                                                       │
+                     poll's batch ◀── units of rows and indexes ◀──────┘
+```
+
+A row meets the relation as it is when the row is received. Rows of one version are worked off, or at least all that
+wait for a partition that has changed since, before those of the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.cost import Cost
+from watersmeet.core.errors import BudgetError, ProtocolError, RelationError, SnapshotError, SpecError
+from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
+from watersmeet.core.lookup import LookupSpec
+from watersmeet.core.operator import Snapshot
+from watersmeet.joins.answers import PAIR_BYTES, Answers, Asked, MappedIndex, Unit
+from watersmeet.joins.snapshots import check_snapshot
+from watersmeet.memory import Budget, Reservation, format_bytes
+from watersmeet.spill.segment import Segment, SegmentWriter
+from watersmeet.spill.store import Store
+from watersmeet.state.delays import Delays
+from watersmeet.state.intake import Intake
+from watersmeet.state.places import PlaceCodec
+from watersmeet.state.relation import Pinned, RelationReader, RelationSegment, Version
+from watersmeet.state.rows import BatchRows
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+PAGE_BYTES = 4096
+"""Of a disk page, as costs count them."""
+_KIB = 1024
+_NO_NUMBERS = np.empty(0, np.int64)
+_NO_SLOTS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupSizing:
+    """The parts of a budget that every look-up has."""
+
+    pairs: int
+    output_bytes: int
+    input_bytes: int
+    catalogue_bytes: int
+    """The relation's partitions: of this version, and of the next while the join moves there."""
+
+    @property
+    def total(self) -> int:
+        """Bytes set aside for all of them."""
+        return self.pairs * PAIR_BYTES + 2 * self.output_bytes + 3 * self.input_bytes + self.catalogue_bytes
+
+    @classmethod
+    def divide(cls, memory: int, version: Version) -> LookupSizing:
+        """Parts of a budget, as small as they can be where there is little."""
+        widest = 2 * version.widest_row
+        return cls(
+            pairs=_between(64, memory // 32 // PAIR_BYTES, 16_384),
+            output_bytes=_between(max(4 * _KIB, widest), memory // 32, max(8 << 20, widest)),
+            input_bytes=_between(4 * _KIB, memory // 32, 2 << 20),
+            catalogue_bytes=2 * version.held_bytes + Delays.nbytes,
+        )
+
+
+def _between(low: int, value: int, high: int) -> int:
+    return max(low, min(value, high))
+
+
+class Waiting(Intake):
+    """Rows that arrived while one version was the newest."""
+
+    def __init__(self, limit: int, pinned: Pinned) -> None:
+        super().__init__(limit)
+        self.pinned = pinned
+
+
+class LookupJoin(ABC):
+    """The frame of an operator that joins a stream with a relation."""
+
+    name: ClassVar[str]
+    spills: ClassVar[bool] = False
+    reason: str = ""
+
+    def __init__(self, spec: LookupSpec, memory: int, store: Store, relation: RelationReader) -> None:
+        self.spec = spec
+        self.store = store
+        self.reader = relation
+        self.budget = Budget(memory)
+        self._claims: dict[str, Reservation] = {}
+        self._pinned = relation.pin()
+        self._check_relation()
+        sizing = LookupSizing.divide(memory, self.version)
+        self.answers = Answers(spec, sizing.pairs, sizing.output_bytes)
+        self.sizing = sizing
+        self.hits = 0
+        """Rows that found their partition in memory."""
+        self._queue: deque[Waiting] = deque([Waiting(self._row_limit, self._pinned)])
+        self._arrival: Asked | None = None
+        self._unit: Unit | None = None
+        self._resumed: deque[tuple[pa.RecordBatch, Int64]] = deque()
+        """Rows of a snapshot that were not answered, and when they arrived."""
+        self._skip = 0
+        """How many partners the first of them was given before."""
+        self._received_at: int | None = None
+        self._stalled = self._ended = self._done = self._must_poll = self._cleaning_up = False
+        self._known_schema = spec.stream
+        self._saved: tuple[int, Snapshot] | None = None
+        self._steps = 0
+        self._set_up()
+
+    # --- what the operators differ in ---
+
+    @abstractmethod
+    def _lay_out(self, room: int) -> None:
+        """Divide what the buffers leave of the memory, for the version at hand; nothing waits."""
+
+    @classmethod
+    @abstractmethod
+    def _least_room(cls, spec: LookupSpec, version: Version, **options: Any) -> int:
+        """Bytes without which `_lay_out` cannot work."""
+
+    @abstractmethod
+    def _take(self, asked: Asked) -> tuple[int, Unit | None]:
+        """Take some of the first rows that have arrived, and perhaps begin to answer some; returns how many were
+        taken, 0 if others must be answered first.
+        """
+
+    @abstractmethod
+    def _next_unit(self, idle: bool) -> Unit | None:
+        """Answer rows that wait, because they must not wait longer or because there is nothing else to do."""
+
+    @abstractmethod
+    def _is_due(self) -> bool:
+        """Whether rows that wait must be answered now, though more may be on their way."""
+
+    @abstractmethod
+    def _last_unit(self, changed: NDArray[np.bool_] | None) -> Unit | None:
+        """Answer rows that wait for these partitions (None: for any); None when there are no more."""
+
+    @abstractmethod
+    def _forget(self, changed: NDArray[np.bool_]) -> None:
+        """These partitions are other ones in the next version, and no row waits for them."""
+
+    @abstractmethod
+    def _unit_done(self) -> None:
+        """The unit at hand has given all its answers."""
+
+    @abstractmethod
+    def _waiting_rows(self) -> Iterator[Asked]:
+        """All rows that wait, those of the unit at hand left out."""
+
+    @property
+    @abstractmethod
+    def rows_waiting(self) -> int:
+        """How many rows wait for a partition."""
+
+    def _own_state(self) -> dict[str, Any]:
+        return {}
+
+    def _load_own(self, state: dict[str, Any]) -> None:  # noqa: B027 (an operator need not have any)
+        """Take over the operator's own state."""
+
+    # --- the relation ---
+
+    @property
+    def version(self) -> Version:
+        """The version that rows meet now."""
+        return self._pinned.version
+
+    def _check_relation(self) -> None:
+        design = self.version.design
+        if design.schema != self.spec.relation or design.on != tuple(equal.right for equal in self.spec.on):
+            raise RelationError(
+                f"the relation in {self.reader.where} was laid out anew, with other columns or keys than the join was "
+                f"made for; begin a new join"
+            )
+
+    @classmethod
+    def least_memory(cls, spec: LookupSpec, relation: RelationReader, **options: Any) -> int:
+        """The smallest budget this join can work in, if no row of the stream is large."""
+        version = relation.latest()
+        return LookupSizing.divide(0, version).total + cls._least_room(spec, version, **options)
+
+    def _set_up(self) -> None:
+        """Lay everything out for the version at hand."""
+        self.sizing = LookupSizing.divide(self.budget.total, self.version)
+        for claim in self._claims.values():
+            claim.clear()
+        least = self.sizing.total + self._least_room(self.spec, self.version)
+        if self.budget.total < least:
+            self._too_little(least)
+        self.claim("buffers", self.sizing.total)
+        self.answers.output_bytes = self.sizing.output_bytes
+        types = [self.spec.stream.field(equal.left).type for equal in self.spec.on]
+        self._codec: PlaceCodec = self.version.design.codec_of(types)
+        self._lay_out(self.budget.free)
+
+    def claim(self, name: str, size: int) -> None:
+        """Reserve part of the budget under a name, until everything is laid out anew."""
+        if name not in self._claims:
+            self._claims[name] = self.budget.reservation(name)
+        self._claims[name].grow(size)
+
+    def _too_little(self, needed: int) -> None:
+        raise BudgetError(
+            f"{format_bytes(self.budget.total)} of memory are too little for the {self.name} join with this relation, "
+            f"whose largest segment has {format_bytes(self.version.largest_segment)}; allow at least "
+            f"{format_bytes(needed)}"
+        )
+
+    @property
+    def _row_limit(self) -> int:
+        return self.sizing.input_bytes
+
+    def mapped(self, number: int) -> RelationSegment:
+        """A segment from the disk, counted as read."""
+        segment = self.reader.segment(number)
+        meter = self.answers.meter
+        meter.pages_read += -(-segment.nbytes // PAGE_BYTES)
+        meter.seeks += 1
+        return segment
+
+    def mapped_indexes(self, part: int) -> list[MappedIndex]:
+        """A partition from the disk."""
+        return [MappedIndex(self.mapped(number), self.answers) for number in self.version.segment_ids(part)]
+
+    def ask_mapped(self, asked: Asked, indexes: list[MappedIndex], part: int, skip: int = 0) -> Unit:
+        """Rows of one partition, which is on disk."""
+        slots = np.zeros(len(asked), np.int32)
+        exact = all(index.exact for index in indexes)
+        return Unit(self.answers, asked, slots, [*indexes], self.widest_of(part), skip, exact)
+
+    def widest_of(self, part: int) -> int:
+        """Bytes of a partition's widest row."""
+        start, stop = self.version.bounds[part], self.version.bounds[part + 1]
+        return int(self.version.widest[start:stop].max(initial=0))
+
+    # --- the protocol ---
+
+    def receive(self, event: Event) -> None:
+        """Take note of an event."""
+        self._steps += 1
+        if isinstance(event, Arrive):
+            self._receive_batch(event.batch)
+        elif isinstance(event, Stall):
+            self._stalled = True
+        elif isinstance(event, End):
+            self._check_open()
+            self._ended = True
+        else:
+            raise ProtocolError(f"{self.name} does not take {type(event).__name__}")
+
+    def _receive_batch(self, batch: pa.RecordBatch) -> None:
+        self._check_open()
+        if self._must_poll:
+            raise ProtocolError("poll until what was received is worked off, before the next arrival")
+        if batch.schema is not self._known_schema:
+            if batch.schema != self.spec.stream:
+                raise SpecError(
+                    f"a batch of {self.spec.names[0]} has other columns than announced: it has "
+                    f"{', '.join(f'{field.name}: {field.type}' for field in batch.schema)}"
+                )
+            self._known_schema = batch.schema
+        self._stalled = False
+        if self.reader.latest(pinned=True).number != self._queue[-1].pinned.version.number:
+            self._queue.append(Waiting(self._row_limit, self.reader.pin()))
+        self._queue[-1].add(batch)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ProtocolError(f"{self.spec.names[0]} has ended; nothing can follow")
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self._steps += 1
+        answers = self.answers
+        answers.now = round(now * 1e6)
+        if self._received_at is None:
+            self._received_at = answers.now
+        before = answers.meter.total()
+        left = max(1, fuel)
+        out: pa.RecordBatch | None = None
+        while left > 0 and out is None:
+            if self._unit is None:
+                used = self._advance(left)
+                if not used:
+                    break
+                left -= used
+            if self._unit is not None:
+                if not self._unit.done and left > 0:
+                    out, used = self._unit.work(left)
+                    left -= used
+                if self._unit.done:
+                    self._unit = None
+                    self._unit_done()
+        self._cleaning_up = self._cleaning_up or (self._ended and not self._arrivals_wait)
+        status = self._status()
+        self._must_poll = status is Status.HAS_OUTPUT
+        if not self._must_poll:
+            self._received_at = None
+        return Step(out, status, answers.meter.total() - before)
+
+    def _advance(self, fuel: int) -> int:
+        """Find the next thing to do; returns the fuel that took, 0 if there is none."""
+        if self._arrival is None and self._skip:
+            self._unit = self._resume_row()
+            return 1
+        if self._arrival is None:
+            self._arrival = self._next_arrival()
+            if self._arrival is not None and (self._arrival.parts < 0).any():
+                # NULL has no partner anywhere: such rows are answered by themselves.
+                has_key = self._arrival.parts >= 0
+                self._unit = Unit(self.answers, self._arrival.take(~has_key), _NO_SLOTS, [], 0)
+                self._arrival = self._arrival.take(has_key) if has_key.any() else None
+                return 1
+        if self._arrival is not None:
+            taken, self._unit = self._take(self._arrival.take(slice(0, fuel)))
+            self._arrival = self._arrival.take(slice(taken, None)) if taken < len(self._arrival) else None
+            return max(1, taken)
+        if len(self._queue) > 1:
+            return self._move_on()
+        if self._ended:
+            self._unit = self._last_unit(None)
+            self._done = self._unit is None
+            return 0 if self._done else 1
+        self._unit = self._next_unit(self._stalled)
+        return 0 if self._unit is None else 1
+
+    def _next_arrival(self) -> Asked | None:
+        if self._resumed:
+            batch, times = self._resumed.popleft()
+            return self._asked(batch, times)
+        if not self._queue[0].rows:
+            return None
+        batch, _ = self._queue[0].next()
+        assert self._received_at is not None
+        return self._asked(batch, np.full(batch.num_rows, self._received_at, np.int64))
+
+    def _asked(self, batch: pa.RecordBatch, times: Int64) -> Asked:
+        plan = self.answers.plans[0]
+        columns = plan.store(batch, _NO_NUMBERS)
+        places = self._codec.places(plan.key_arrays(batch))
+        parts = self.version.map.locate(places)
+        if places.known is not None:
+            parts[~places.known] = -1  # NULL is in no partition
+        self.answers.meter.hashes += batch.num_rows
+        widest = plan.widest(columns)
+        if widest + self.version.widest_row > self.sizing.output_bytes:
+            raise BudgetError(
+                f"a row of {self.spec.names[0]} takes {format_bytes(widest)}, for which "
+                f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
+            )
+        rows = np.arange(batch.num_rows, dtype=np.int32)
+        return Asked(BatchRows(columns), rows, places.hashes, parts, times, widest)
+
+    def _move_on(self) -> int:
+        """Everything of this version has been taken: answer what changes with the next, and go there."""
+        following = self._queue[1].pinned
+        changed = following.version.changed_since(self.version)
+        if changed is not None and following.version.largest_segment > self.version.largest_segment:
+            changed = None
+        self._unit = self._last_unit(changed)
+        if self._unit is None:
+            self.reader.forget(set(self.version.ids.tolist()) - set(following.version.ids.tolist()))
+            self._pinned.release()
+            self._queue.popleft()
+            self._pinned = following
+            self._check_relation()
+            if changed is None:
+                self._set_up()
+            else:
+                self._forget(changed)
+        return 1
+
+    @property
+    def _arrivals_wait(self) -> bool:
+        return self._arrival is not None or bool(self._resumed) or any(each.rows for each in self._queue)
+
+    def _status(self) -> Status:
+        if self._unit is not None and not self._stalled:
+            return Status.HAS_OUTPUT
+        if self._arrivals_wait:
+            return Status.HAS_OUTPUT
+        if self._done:
+            return Status.DONE
+        if self._ended or self._is_due():
+            return Status.HAS_OUTPUT
+        if self._stalled and (self._unit is not None or self.rows_waiting):
+            return Status.HAS_WORK
+        return Status.NEED_INPUT
+
+    def wake_at(self) -> float | None:
+        """Never, unless an operator lets no row wait too long."""
+        return None
+
+    @property
+    def cost(self) -> Cost:
+        """All work so far."""
+        return self.answers.meter.total()
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        if self._done:
+            return "done"
+        if self._cleaning_up:
+            return "clean-up"
+        return "reactive" if self._stalled else "arriving"
+
+    def figures(self) -> dict[str, Any]:
+        """How the rows fared so far."""
+        answers = self.answers
+        return {
+            "answered": answers.answered,
+            "misses": answers.misses,
+            "hits": self.hits,
+            "bytes_read": answers.meter.pages_read * PAGE_BYTES,
+            "delay_p50": answers.delays.quantile(0.5),
+            "delay_p99": answers.delays.quantile(0.99),
+        }
+
+    def close(self) -> None:
+        """Let go of all rows and of the relation; the store belongs to whoever made it."""
+        self._unit = self._arrival = None
+        for each in self._queue:
+            each.pinned.release()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.budget.check()
+        assert self._queue and self._queue[0].pinned is self._pinned
+        numbers = [each.pinned.version.number for each in self._queue]
+        assert numbers == sorted(set(numbers))
+
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now; writes the rows that are not answered, unless the last snapshot has them."""
+        if self._saved is not None and self._saved[0] == self._steps:
+            return self._saved[1]
+        name = f"lookup-{self._steps}"
+        skip, pages, times = self._pages()
+        state = {
+            **self._own_state(),
+            "memory": self.budget.total,
+            "steps": self._steps,
+            "versions": [each.pinned.version.number for each in self._queue],
+            "skip": skip,
+            "received_at": self._received_at,
+            "flags": [self._stalled, self._ended, self._done, self._must_poll, self._cleaning_up],
+            "counts": [self.answers.answered + self._answered_at_hand(), self.answers.misses, self.hits],
+            "delays": self.answers.delays.to_state(),
+        }
+        names: tuple[str, ...] = ()
+        if pages:
+            with SegmentWriter(self.store, name, self.spec.stream) as writer:
+                for _, batch in pages:
+                    writer.write_page(batch)
+                for i, when in enumerate(times):
+                    writer.add_array(f"times-{i}", when)
+                writer.seal({"versions": [version for version, _ in pages]}).close()
+            names = (name,)
+        taken = Snapshot(self.name, self.spec.fingerprint, state, names)
+        before, self._saved = self._saved, (self._steps, taken)
+        for old in before[1].segments if before is not None else ():
+            self.store.remove(old)
+        return taken
+
+    def _pages(self) -> tuple[int, list[tuple[int, pa.RecordBatch]], list[Int64]]:
+        """How many partners the very first row was given, all rows to save with their versions, and when those of
+        this version that were taken up arrived.
+        """
+        asked: list[Asked] = []
+        skip = self._skip
+        if self._unit is not None:
+            pending, skip = self._unit.pending()
+            asked.append(pending)
+        asked += [*self._waiting_rows(), *([] if self._arrival is None else [self._arrival])]
+        asked = [each for each in asked if len(each)]
+        timed = [(self.answers.batch(each), each.times) for each in asked] + list(self._resumed)
+        pages = [(self.version.number, batch) for batch, _ in timed]
+        for each in self._queue:
+            pages += [(each.pinned.version.number, received.batch) for received in each.waiting()]
+        return skip, pages, [times for _, times in timed]
+
+    @classmethod
+    def restore(
+        cls, spec: LookupSpec, snapshot: Snapshot, memory: int, store: Store, relation: RelationReader, **options: Any
+    ) -> Self:
+        """An operator that goes on where the snapshot was taken; the relation must still have that version."""
+        check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
+        join = cls(spec, memory, store, relation, **options)
+        join._load_snapshot(snapshot)
+        return join
+
+    def _load_snapshot(self, snapshot: Snapshot) -> None:
+        state: dict[str, Any] = dict(snapshot.state)
+        try:
+            pins = [self.reader.pin(number) for number in state["versions"]]
+        except RelationError as error:
+            raise SnapshotError(f"the snapshot's rows cannot meet the relation as it was: {error}") from None
+        self._pinned.release()
+        self._pinned = pins[0]
+        self._check_relation()
+        self._set_up()
+        self._queue = deque(Waiting(self._row_limit, pinned) for pinned in pins)
+        self._steps, self._received_at = state["steps"], state["received_at"]
+        self._stalled, self._ended, self._done, self._must_poll, self._cleaning_up = state["flags"]
+        self.answers.answered, self.answers.misses, self.hits = state["counts"]
+        self.answers.delays.load(state["delays"])
+        self._skip = state["skip"]
+        self._load_own(state)
+        for name in snapshot.segments:
+            segment = Segment.open(self.store, name)
+            for i, version in enumerate(segment.meta["versions"]):
+                batch = segment.read_page(i)
+                if f"times-{i}" in segment.arrays:
+                    self._resumed.append((batch, np.array(segment.array(f"times-{i}"))))
+                else:
+                    next(each for each in self._queue if each.pinned.version.number == version).add(batch)
+            segment.close()
+        self._saved = (self._steps, snapshot)
+
+    def _answered_at_hand(self) -> int:
+        if self._unit is None:
+            return 0
+        return len(self._unit.asked) - len(self._unit.pending()[0])
+
+    def _resume_row(self) -> Unit:
+        """The row of a snapshot that was answered in part."""
+        batch, times = self._resumed.popleft()
+        if batch.num_rows > 1:
+            self._resumed.appendleft((batch.slice(1), times[1:]))
+        row = self._asked(batch.slice(0, 1), times[:1])
+        skip, self._skip = self._skip, 0
+        part = int(row.parts[0])
+        return self.ask_mapped(row, self.mapped_indexes(part), part, skip)

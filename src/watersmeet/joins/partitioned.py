@@ -1,0 +1,435 @@
+"""Partitioned: keep the partitions that many rows ask for in memory, and let the others' rows wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.errors import SpecError
+from watersmeet.core.lookup import LookupSpec
+from watersmeet.joins.answers import Asked, MappedIndex, Unit
+from watersmeet.joins.lookups import LookupJoin
+from watersmeet.memory import Budget
+from watersmeet.policies.join_memory import ArrivalFrequency, Granularity, victims
+from watersmeet.spill.store import Store
+from watersmeet.state.relation import RelationReader, RelationSegment, Version
+from watersmeet.state.rows import RowPlan
+from watersmeet.state.side import Layout, SideTable, row_bytes
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+_STATISTICS = 96
+"""Of each partition: its frequency, its slot, its oldest row, and what the wait buffer keeps by partition."""
+_LEAST_BLOCKS = 8
+_LEAST_BLOCK_ROWS = 8
+_LEAST_CHUNK = 256
+_MOST_SLOTS = 4096
+_ROWS_PER_EPOCH = 256
+"""Of each partition, on average, if no epoch is given."""
+_NONE = np.iinfo(np.int64).max
+
+
+class Partitioned(LookupJoin):
+    """Answer most rows from memory, and the rest with one disk read for many [1]_.
+
+    ```
+    row ──▶ partition ──▶ in memory? ──yes──▶ look up ──▶ pairs
+                              │no
+                              ▼
+                         wait buffer ──full, old or many──▶ read a partition, answer all that wait for it,
+                         by partition                       and keep it if it is asked for more than another
+    ```
+
+    The relation lies on disk in partitions: ranges of keys, or of hashes. Those in the join memory answer rows at once.
+    Rows of the others wait, by partition, in a buffer that all share. A partition is read when `n_invoke` rows wait for
+    it and none is arriving, when the buffer is full (then those with most rows, until a share `r_wb` of the rows is
+    gone), in a silence, and when a row has waited for `max_delay` seconds. A partition that was read stays in memory in
+    place of one that is asked for less, for its size and by more than a fraction `rho`; how often it is asked for
+    decays by `alpha` with every epoch of so many rows.
+
+    With `granularity="tuple"` rows for partitions in memory are answered as they come. With `"block"` they wait for a
+    block of their like first; `"auto"` goes block by block while more than `h_mark` blocks of rows wait to be taken up,
+    until fewer than `l_mark` do.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.events import LEFT, Arrive, End
+    >>> from watersmeet.core.lookup import LookupSpec, lookup_conditions
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> from watersmeet.state.relation_changes import StoredRelation
+    >>> products = StoredRelation.in_memory(pa.table({"sku": [1, 2], "name": ["cup", "pot"]}), on=("sku",))
+    >>> sold = pa.record_batch({"sku": [2, 3]})
+    >>> spec = LookupSpec(sold.schema, products.schema, lookup_conditions("sku", products.on), how="left")
+    >>> join = Partitioned(spec, 1 << 20, MemoryStore(), products.reader)
+    >>> join.receive(Arrive(LEFT, sold)); join.poll(0.0, fuel=100).out is None       # both wait
+    True
+    >>> join.receive(End(LEFT)); join.poll(0.0, fuel=100).out.to_pylist(), join.poll(0.0, fuel=100).out.to_pylist()
+    ([{'sku': 2, 'name': 'pot'}], [{'sku': 3, 'name': None}])
+
+    Where this differs from the thesis: rows within a partition are found by a hash index that lies beside them, not by
+    nested loops. A slot of the slot array may reach over the border of two partitions, so that skewed keys need no
+    finer slots. A partition whose rows outgrow it is cut, so ranges follow the relation as it changes. In a silence all
+    that waits is answered, not only what has reached `n_invoke`, and `max_delay` bounds the wait of rows that hardly
+    any others share their partition with. A partition may evict several others.
+
+    .. [1] Abhirup Chakraborty. Processing exact results for sliding window joins and hybrid joins over data streams
+       with limited memory. Dissertation, University of Waterloo, 2010; chapter 6.
+    """
+
+    name: ClassVar[str] = "partitioned"
+
+    def __init__(
+        self,
+        spec: LookupSpec,
+        memory: int,
+        store: Store,
+        relation: RelationReader,
+        *,
+        wait: float = 0.2,
+        n_invoke: int = 3000,
+        r_wb: float = 0.4,
+        rho: float = 0.25,
+        alpha: float = 0.3,
+        epoch: int | None = None,
+        max_delay: float | None = 0.2,
+        granularity: str = "tuple",
+        block: int = 64,
+        l_mark: int = 2,
+        h_mark: int = 100,
+    ) -> None:
+        """`wait` is the wait buffer's share of the memory, `block` the rows of a block."""
+        _check_share("wait", wait)
+        _check_share("r_wb", r_wb)
+        _check_share("alpha", alpha)
+        if granularity not in ("tuple", "block", "auto"):
+            raise SpecError(f"granularity={granularity!r} is not known; choose 'tuple', 'block' or 'auto'")
+        for what, number in (("n_invoke", n_invoke), ("block", block), ("h_mark", h_mark), ("epoch", epoch or 1)):
+            if number < 1:
+                raise SpecError(f"{what} must be at least 1, not {number!r}")
+        if max_delay is not None and not max_delay >= 0:
+            raise SpecError(f"max_delay must be seconds, or None for no bound, not {max_delay!r}")
+        self._wait_share, self._n_invoke, self._r_wb, self._rho = wait, n_invoke, r_wb, rho
+        self._alpha, self._epoch, self._max_delay = alpha, epoch, max_delay
+        self._granularity = granularity
+        self._mode = Granularity(l_mark, h_mark)
+        self._block = block
+        self._widest = 1
+        self._part: int | None = None
+        self._mapped: list[MappedIndex] = []
+        self._chunks: list[Int32] = []
+        self._drain_to: int | None = None
+        super().__init__(spec, memory, store, relation)
+
+    # --- memory ---
+
+    @classmethod
+    def _least_room(cls, spec: LookupSpec, version: Version, **options: Any) -> int:
+        types = RowPlan(spec.pairs, 0, exact_hash=False).types
+        return _part_bytes(version) + version.largest_segment + _least_table(types, version.partitions)
+
+    def _lay_out(self, room: int) -> None:
+        version, plans = self.version, self.answers.plans
+        fixed = _part_bytes(version) + version.largest_segment
+        left = room - fixed
+        least = _least_table(plans[0].types, version.partitions)
+        share = min(left, max(least, int(self.budget.total * self._wait_share)))
+        self.claim("partitions and the one being read", fixed)
+        self.claim("wait buffer", share)
+        self.claim("join memory", left - share)
+        self._usable = left - share
+        """Bytes of the join memory in terms of what partitions have on disk; learned, as rows in memory differ."""
+        self._unit_rows = max(64, self.sizing.input_bytes // 32)
+        partitions = version.partitions
+        self._wait = _table(plans[0], share, partitions, "waiting")
+        self._oldest = np.full(partitions, _NONE, np.int64)
+        self.frequency = ArrivalFrequency(partitions, self._alpha, self._epoch or _ROWS_PER_EPOCH * partitions)
+        size = max(1, int(version.part_bytes.mean())) if partitions else 1
+        slots = max(1, min(partitions, _MOST_SLOTS, 2 * (left - share) // size))
+        self._memory: SideTable | None = None
+        if left - share > _least_table(plans[1].types, slots):
+            rows = max(1, int(version.part_rows.mean()))
+            self._memory = _table(plans[1], left - share, slots, "join memory", rows // 8)
+        self._slot_of = np.full(partitions, -1, np.int32)
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._memory_widest = 0
+        self._memory_exact = True
+
+    def _in_memory(self) -> NDArray[np.intp]:
+        return np.flatnonzero(self._slot_of >= 0)
+
+    # --- arrivals ---
+
+    def _take(self, asked: Asked) -> tuple[int, Unit | None]:
+        if self._drain_to is not None:
+            if self._wait.rows > self._drain_to:
+                return 0, self._probe_largest()
+            self._drain_to = None
+        self._widest = max(self._widest, asked.widest)
+        blocks = self._blocks(len(asked))
+        waits = np.ones(len(asked), np.bool_) if blocks else self._slot_of[asked.parts] < 0
+        count = len(asked)
+        while not self._keep(asked.take(slice(0, count)), waits[:count]):
+            if self._wait.rows:
+                self._drain_to = int(self._wait.rows * (1 - self._r_wb))
+                return 0, self._probe_largest()
+            if count == 1:  # a row that the whole buffer cannot hold does not wait
+                self._note(asked.parts[:1])
+                return 1, self._ask(asked)
+            count //= 2
+            asked = asked.take(slice(0, count))
+        self._note(asked.parts[:count])
+        at_once = np.flatnonzero(~waits[:count])
+        if not len(at_once):
+            return count, self._full_blocks() if blocks else None
+        rows = asked.take(at_once)
+        self.hits += len(rows)
+        return count, self._ask_memory(rows)
+
+    def _ask_memory(self, rows: Asked) -> Unit:
+        assert self._memory is not None
+        slots = self._slot_of[rows.parts]
+        return Unit(self.answers, rows, slots, [self._memory], self._memory_widest, exact=self._memory_exact)
+
+    def _ask(self, row: Asked) -> Unit:
+        """One row that cannot wait."""
+        part = int(row.parts[0])
+        if self._slot_of[part] >= 0:
+            return self._ask_memory(row)
+        return self.ask_mapped(row, self.mapped_indexes(part), part)
+
+    def _keep(self, asked: Asked, waits: NDArray[np.bool_]) -> bool:
+        """Put rows into the wait buffer; False, and nothing has changed, if it has no room."""
+        rows = np.flatnonzero(waits)
+        if not len(rows):
+            return True
+        kept = asked.take(rows)
+        columns = [asked.source.gather(c, kept.rows) for c in range(len(self.answers.plans[0].types))]
+        if not self._wait.reserve(kept.parts, columns):
+            # Free blocks may hold what strings need, or the other way round.
+            self._wait.trim(self.budget.total if not self._wait.rows else sum(column.nbytes for column in columns))
+            if not self._wait.reserve(kept.parts, columns):
+                return False
+        self._wait.append(kept.hashes, kept.parts, columns, kept.times, grow_index=False)
+        np.minimum.at(self._oldest, kept.parts, kept.times)
+        self.answers.meter.inserts += len(rows)
+        return True
+
+    def _note(self, parts: Int32) -> None:
+        self.frequency.note(np.bincount(parts, minlength=len(self._slot_of)))
+
+    def _blocks(self, at_hand: int) -> bool:
+        if self._granularity != "auto":
+            return self._granularity == "block"
+        waiting = at_hand + sum(each.rows for each in self._queue)
+        return self._mode.blocks(waiting // self._block)
+
+    def _full_blocks(self) -> Unit | None:
+        """Rows for a partition in memory, once a block of them is there."""
+        full = self._in_memory()
+        full = full[self._wait.part_rows[full] >= self._block]
+        return self._probe(int(full[0])) if len(full) else None
+
+    # --- the wait buffer ---
+
+    @property
+    def rows_waiting(self) -> int:
+        """How many rows wait for a partition."""
+        return self._wait.rows
+
+    def _probe_largest(self) -> Unit | None:
+        return self._probe(int(np.argmax(self._wait.part_rows))) if self._wait.rows else None
+
+    def _probe(self, part: int) -> Unit | None:
+        """Read a partition, unless it is in memory, and answer the rows that wait for it."""
+        if self._part is None:
+            rows = self._wait.rows_of(part)
+            self._part = part
+            self._chunks = [rows[i : i + self._unit_rows] for i in range(0, len(rows), self._unit_rows)]
+            self._mapped = [] if self._slot_of[part] >= 0 else self.mapped_indexes(part)
+        rows = self._chunks.pop(0)
+        asked = self._waiting(rows, self._part)
+        if self._slot_of[self._part] >= 0:
+            return self._ask_memory(asked)
+        return self.ask_mapped(asked, self._mapped, self._part)
+
+    def _waiting(self, rows: Int32, part: int) -> Asked:
+        wait = self._wait
+        parts = np.full(len(rows), part, np.int32)
+        return Asked(wait, rows, wait.hashes(rows), parts, wait.ticks(rows), self._widest)
+
+    def _unit_done(self) -> None:
+        if self._part is None:
+            return
+        if self._chunks:
+            self._unit = self._probe(self._part)
+            return
+        part, self._part = self._part, None
+        self._wait.drop(part)
+        self._oldest[part] = _NONE
+        indexes, self._mapped = self._mapped, []
+        if indexes and self._wanted:
+            self._bring_in(part, indexes)
+        for index in indexes:
+            index.segment.release()
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether a partition that was read now is worth keeping: not at the end of the stream or of the version."""
+        return len(self._queue) == 1 and not (self._ended and not self._arrivals_wait)
+
+    def _next_unit(self, idle: bool) -> Unit | None:
+        if not self._wait.rows:
+            return None
+        if idle or self._part is not None:
+            return self._probe_largest()
+        if self._granularity != "tuple" and not self._mode.in_blocks:
+            ready = self._in_memory()
+            ready = ready[self._wait.part_rows[ready] > 0]
+            if len(ready):  # back to tuples: what waits for partitions in memory need not wait
+                return self._probe(int(ready[0]))
+        if self._wait.part_rows.max() >= self._n_invoke:
+            return self._probe_largest()
+        if self._max_delay is not None:
+            part = int(np.argmin(self._oldest))
+            if self._oldest[part] <= self.answers.now - self._max_delay * 1e6:
+                return self._probe(part)
+        return None
+
+    def _is_due(self) -> bool:
+        if not self._wait.rows:
+            return False
+        wake = self.wake_at()
+        return bool(self._wait.part_rows.max() >= self._n_invoke) or (
+            wake is not None and round(wake * 1e6) <= self.answers.now
+        )
+
+    def wake_at(self) -> float | None:
+        """When the oldest row has waited for `max_delay`."""
+        if self._max_delay is None or not self._wait.rows:
+            return None
+        return float(self._oldest.min()) / 1e6 + self._max_delay
+
+    def _last_unit(self, changed: NDArray[np.bool_] | None) -> Unit | None:
+        self._drain_to = None
+        waiting = self._wait.part_rows[: len(self._slot_of)]
+        asked_for = np.flatnonzero(waiting > 0 if changed is None else (waiting > 0) & changed)
+        return self._probe(int(asked_for[np.argmax(waiting[asked_for])])) if len(asked_for) else None
+
+    # --- the join memory ---
+
+    def _bring_in(self, part: int, indexes: list[MappedIndex]) -> None:
+        """Keep a partition that was read, in the place of such that are asked for less."""
+        memory, sizes = self._memory, self.version.part_bytes
+        if memory is None:
+            return
+        free = self._usable - int(sizes[self._in_memory()].sum())
+        evicted = victims(self.frequency.counts, sizes, self._in_memory(), part, self._rho, free)
+        if evicted is None:
+            return
+        for each in evicted:
+            self._evict(each)
+        while not self._bring_into_slot(memory, part, indexes):
+            # In memory, rows take a little more or less than on disk.
+            more = victims(self.frequency.counts, sizes, self._in_memory(), part, self._rho, int(sizes[part]) - 1)
+            if not more:
+                self._usable = min(self._usable, max(0, int(sizes[self._in_memory()].sum()) + int(sizes[part]) - 1))
+                return
+            self._evict(more[0])
+
+    def _bring_into_slot(self, memory: SideTable, part: int, indexes: list[MappedIndex]) -> bool:
+        if not self._free_slots:
+            return False
+        slot = self._free_slots[-1]
+        if not all(self._copy(memory, slot, index.segment) for index in indexes):
+            memory.drop(slot)
+            memory.trim(int(self.version.part_bytes[part]))
+            return False
+        self._free_slots.pop()
+        self._slot_of[part] = slot
+        self._memory_widest = max(self._memory_widest, self.widest_of(part))
+        self._memory_exact &= all(index.exact for index in indexes)
+        return True
+
+    def _copy(self, memory: SideTable, slot: int, segment: RelationSegment) -> bool:
+        columns, hashes = [segment.columns[i] for i in self.answers.plans[1].sources], segment.hashes
+        parts = np.full(len(hashes), slot, np.int32)
+        if not memory.reserve(parts, columns):
+            return False
+        memory.append(hashes, parts, columns, np.zeros(len(hashes), np.int64))
+        self.answers.meter.inserts += len(hashes)
+        return True
+
+    def _evict(self, part: int) -> None:
+        assert self._memory is not None
+        self._memory.drop(int(self._slot_of[part]))
+        self._free_slots.append(int(self._slot_of[part]))
+        self._slot_of[part] = -1
+
+    def _forget(self, changed: NDArray[np.bool_]) -> None:
+        for part in np.flatnonzero(changed & (self._slot_of >= 0)).tolist():
+            self._evict(part)
+
+    # --- snapshots and checks ---
+
+    def _waiting_rows(self) -> Iterator[Asked]:
+        for chunk in self._chunks:
+            assert self._part is not None
+            yield self._waiting(chunk, self._part)
+        for part in np.flatnonzero(self._wait.part_rows).tolist():
+            if part != self._part:
+                yield self._waiting(self._wait.rows_of(part), part)
+
+    def _own_state(self) -> dict[str, Any]:
+        counts, seen = self.frequency.counts, self.frequency.seen
+        return {"counts_by_part": counts.tolist(), "seen": seen, "in_blocks": self._mode.in_blocks}
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        self.frequency.counts[:] = state["counts_by_part"]
+        self.frequency.seen = state["seen"]
+        self._mode.in_blocks = state["in_blocks"]
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        self._wait.check()
+        rows = self._wait.part_rows[: len(self._oldest)]
+        assert ((self._oldest < _NONE) == (rows > 0)).all()
+        slots = self._slot_of[self._slot_of >= 0]
+        assert len(set(slots.tolist()) | set(self._free_slots)) == len(slots) + len(self._free_slots)
+        if self._memory is not None:
+            self._memory.check()
+            sizes = self._memory.part_rows[slots]
+            assert (sizes == self.version.part_rows[self._in_memory()]).all()
+            assert self._memory.rows == sizes.sum()
+
+
+def _part_bytes(version: Version) -> int:
+    return _STATISTICS * version.partitions
+
+
+def _least_table(types: Sequence[pa.DataType], partitions: int) -> int:
+    index = 64 << (partitions - 1).bit_length()
+    return index + _LEAST_BLOCKS * (_LEAST_BLOCK_ROWS * row_bytes(types) + _LEAST_CHUNK)
+
+
+def _check_share(what: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise SpecError(f"{what} must be a share above 0 and up to 1, not {share!r}")
+
+
+def _table(plan: RowPlan, size: int, partitions: int, name: str, wanted: int = 64) -> SideTable:
+    """A table with a budget of its own, whose blocks are small enough for that."""
+    bits = max(0, (partitions - 1).bit_length())
+    width = row_bytes(plan.types)
+    share = size // max(_LEAST_BLOCKS, min(4 << bits, 4096))
+    rows = _power(max(_LEAST_BLOCK_ROWS, min(share // 2 // width, wanted, 4096)))
+    chunk = _power(max(_LEAST_CHUNK, min(share // 2, 16 * 1024)))
+    return SideTable(plan.types, Budget(size), Layout(bits, rows, chunk), name, by_hash=False)
+
+
+def _power(value: int) -> int:
+    return 1 << (value.bit_length() - 1)
