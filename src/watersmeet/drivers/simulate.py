@@ -74,6 +74,7 @@ def simulate(
     samples: int = 4096,
     collect: bool = False,
     check: bool = False,
+    online_only: bool = False,
     **options: Any,
 ) -> Trace:
     """Run an operator, or the algorithm of this name, over a schedule in virtual time.
@@ -86,7 +87,8 @@ def simulate(
     that all algorithms see the same ones.
 
     `samples` bounds the trace, `collect` keeps the output in it, `check` asserts the operator's invariants at each
-    step.
+    step. With `online_only` the run ends when the last row has arrived and been worked off: no clean-up, and the
+    trace's total is what was delivered until then.
 
     >>> from watersmeet.sources.schedules import Schedule
     >>> left, right = pa.table({"id": [1, 2, 3]}), pa.table({"id": [3, 1, 3]})
@@ -96,7 +98,16 @@ def simulate(
     (3, 2)
     """
     settings = _Settings(
-        cost or CostModel(), wait, quantum, fuel, reactive_fuel, tuple(punctuations), samples, collect, check
+        cost or CostModel(),
+        wait,
+        quantum,
+        fuel,
+        reactive_fuel,
+        tuple(punctuations),
+        samples,
+        collect,
+        check,
+        online_only,
     )
     with ExitStack() as cleanup:
         if isinstance(operator, str):
@@ -135,6 +146,7 @@ class _Settings:
     samples: int
     collect: bool
     check: bool
+    online_only: bool
 
     def __post_init__(self) -> None:
         for name, least in (("wait", 0), ("quantum", 0), ("fuel", 1), ("reactive_fuel", 1)):
@@ -291,12 +303,17 @@ class _Run:
                 self._clock = due
                 for each in self._inputs:
                     each.excuse(due)
+            if self._settings.online_only and self._open == 1 and priority is Priority.END:
+                return self._finish()
             self._deliver(*heapq.heappop(self._heap))
             self._arm_wake()
         while self._status is not Status.DONE:
             if self._status is Status.NEED_INPUT:
                 raise ProtocolError("the operator waits for input after the end of all its inputs")
             self._poll()
+        return self._finish()
+
+    def _finish(self) -> Trace:
         peak = self._budget.peak if self._budget is not None else 0
         return self._recorder.finish(self._cost, peak, self._batches)
 

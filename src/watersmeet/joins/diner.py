@@ -22,7 +22,7 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between
 from watersmeet.state.ranges import ChainedLookup, RangeCodec, RangeLookup, RangePlan
 from watersmeet.state.rows import BatchRows, TableRows
-from watersmeet.state.sizing import Sizing
+from watersmeet.state.sizing import Grain, Sizing
 from watersmeet.state.sorted_side import SortedSide, sorted_layout, sorted_row_bytes
 
 Int32 = NDArray[np.int32]
@@ -106,6 +106,7 @@ class Diner(ProgressiveJoin):
         *,
         max_new_arrivals: int = 0,
         max_outer_blocks: int = _BLOCKS_OF_OUTER,
+        grain: Grain | None = None,
     ) -> None:
         if max_new_arrivals < 0 or max_outer_blocks < 1:
             raise SpecError("max_new_arrivals must be 0 or more, and max_outer_blocks 1 or more")
@@ -115,11 +116,13 @@ class Diner(ProgressiveJoin):
                 f"{format_bytes(memory)} of memory are too little for the diner join of these rows; allow at least "
                 f"{format_bytes(least)}"
             )
-        super().__init__(spec, memory, store)
+        super().__init__(spec, memory, store, grain)
+        self._block_rows = None if grain is None else grain.block_rows
         self.max_new_arrivals = max_new_arrivals
         self.max_outer_blocks = max_outer_blocks
         self.block_bytes = (memory - self.sizing.buffers) // _BLOCKS_IN_MEMORY
         catalogue = self.budget.reservation("catalogue of blocks")
+        catalogue.set_aside(grain.records or 0 if grain is not None else 0)
         self.disks = tuple(SortedBlocks(store, f"block-{side}", catalogue, self.meter) for side in (0, 1))
         self.outers = tuple(self.new_table(side, from_disk=True) for side in (0, 1))
         """Where the loop keeps the outer blocks it has loaded, by side."""
@@ -213,7 +216,7 @@ class Diner(ProgressiveJoin):
         table, regions = self.side(side), self.regions[side]
         words, rows = table.index.sorted()
         self.trim_all()
-        count = max(1, -(-len(rows) * self.block_bytes // max(1, table.nbytes)))
+        count = self._block_rows or max(1, -(-len(rows) * self.block_bytes // max(1, table.nbytes)))
         if everything:
             self._spill_all(side, rows, count)
             regions.settle(words[:0], count)

@@ -11,6 +11,7 @@ from watersmeet.joins.merging import MergingJoin
 from watersmeet.joins.progressive import Task
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store
+from watersmeet.state.sizing import Grain
 
 
 class HMJ(MergingJoin):
@@ -64,8 +65,9 @@ class HMJ(MergingJoin):
         *,
         flush: FlushPolicy | str = "adaptive",
         prompt: bool = True,
+        grain: Grain | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt)
+        super().__init__(spec, memory, store, flush, prompt, grain)
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         rows = self._rows_in_memory(spared)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.progressive import Task
+from watersmeet.joins.progressive import UNIT_OF_WORK, Task
 from watersmeet.joins.spilling import SpillingJoin
 from watersmeet.memory import format_bytes
 from watersmeet.policies.flush import FlushPolicy
@@ -18,6 +18,7 @@ from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.meeting import Meeting, SameHash
 from watersmeet.state.merging import Group, Merge, group_to_merge
+from watersmeet.state.sizing import Grain
 from watersmeet.state.sorted_runs import RunWriter
 
 _LEAST_FAN_IN = 2
@@ -32,8 +33,6 @@ _LEAST_CATALOGUE = 12 * 1024
 """So much memory for the records of runs, that merging them, which makes them fewer, can begin."""
 _LEAST_FOR_WIDE_ROWS = 16 * 1024
 """More pages in memory are more rows that may each be wider than a page."""
-UNIT_OF_WORK = 4096
-"""Fuel of a task that arrivals have to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +61,27 @@ class MergingJoin(SpillingJoin):
     sorted_runs: ClassVar[bool] = True
     _meeting: Meeting = SameHash()
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str, prompt: bool) -> None:
+    def __init__(
+        self,
+        spec: JoinSpec,
+        memory: int,
+        store: Store,
+        flush: FlushPolicy | str,
+        prompt: bool,
+        grain: Grain | None = None,
+    ) -> None:
         least = self.least_memory(spec)
         if memory < least:
             raise BudgetError(
                 f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
                 f"least {format_bytes(least)}"
             )
-        super().__init__(spec, memory, store, flush)
+        super().__init__(spec, memory, store, flush, grain)
         self._tails = _Tails.of(spec, memory)
         eighth = memory // 8 // self.sizing.page_bytes
         self.fan_in = max(_LEAST_FAN_IN, min(eighth // (2 * self._tails.depth) - 1, _MOST_FAN_IN))
+        if grain is not None and grain.fan_in is not None:
+            self.fan_in = grain.fan_in
         self._window_pages = 1 if memory < _SMALL else 2
         pages = self._tails.pages(self.fan_in, self._window_pages)
         self.rows_buffered = 2 + pages

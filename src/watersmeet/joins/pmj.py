@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from watersmeet.core.events import LEFT, RIGHT
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.merging import UNIT_OF_WORK, MergingJoin
-from watersmeet.joins.progressive import Arrival, Task
+from watersmeet.joins.merging import MergingJoin
+from watersmeet.joins.progressive import UNIT_OF_WORK, Arrival, Task
 from watersmeet.spill.store import Store
 from watersmeet.state.intake import Received
 from watersmeet.state.keys import KeyCodec
@@ -22,7 +22,7 @@ from watersmeet.state.pairs import Between
 from watersmeet.state.ranges import RangeCodec, RangeLookup, RangePlan
 from watersmeet.state.rows import BatchRows, RowPlan, TableRows
 from watersmeet.state.side import Probe
-from watersmeet.state.sizing import Sizing
+from watersmeet.state.sizing import Grain, Sizing
 from watersmeet.state.sorted_side import SortedSide, sorted_layout, sorted_row_bytes
 
 Int32 = NDArray[np.int32]
@@ -71,8 +71,10 @@ class PMJ(MergingJoin):
     name: ClassVar[str] = "pmj"
     joins_ranges: ClassVar[bool] = True
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, prompt: bool = True) -> None:
-        super().__init__(spec, memory, store, "all", prompt)
+    def __init__(
+        self, spec: JoinSpec, memory: int, store: Store, *, prompt: bool = True, grain: Grain | None = None
+    ) -> None:
+        super().__init__(spec, memory, store, "all", prompt, grain)
         if isinstance(self.codec, RangeCodec):
             self._meeting = CloseValues(self.codec)
         self.ledger = FlushLedger(self.sizing.layout.partitions, self.budget.reservation("history of merges"))

@@ -34,13 +34,15 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import BatchRows, RowPlan, TableRows
 from watersmeet.state.side import Probe, SideTable, row_bytes
-from watersmeet.state.sizing import Sizing
+from watersmeet.state.sizing import Grain, Sizing
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
 _LEAST_ROOM_TO_RESTORE = 2048
+UNIT_OF_WORK = 4096
+"""Fuel of a task that arrivals have to wait for."""
 
 
 class Task(Protocol):
@@ -187,7 +189,7 @@ class ProgressiveJoin(ABC):
     joins_ranges: ClassVar[bool] = False
     """Whether it takes a band among its conditions."""
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store) -> None:
+    def __init__(self, spec: JoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
         self.refuse_unfit(spec)
         self.spec = spec
         self.store = store
@@ -196,7 +198,7 @@ class ProgressiveJoin(ABC):
         widths = [row_bytes(plan.types) for plan in self.plans]
         # Values that are close to each other may have any hashes: a band leaves nothing to divide rows by.
         partitioned = self.partitioned and spec.band is None
-        self.sizing = Sizing.divide(memory, widths, partitioned, f"the {self.name} join")
+        self.sizing = Sizing.divide(memory, widths, partitioned, f"the {self.name} join", grain)
         self.budget = Budget(memory)
         self.buffers = self.budget.reservation("buffers")
         self.buffers.grow(self.sizing.buffers)

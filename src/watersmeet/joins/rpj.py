@@ -12,8 +12,9 @@ from watersmeet.joins.merging import MergingJoin
 from watersmeet.joins.progressive import Task
 from watersmeet.joins.visits import Visit, Visits
 from watersmeet.policies.flush import FlushPolicy
-from watersmeet.policies.reactive import BestRate, ExpectedResults, ReactiveTask
+from watersmeet.policies.reactive import AccessCosts, BestRate, ExpectedResults, ReactiveTask
 from watersmeet.spill.store import Store
+from watersmeet.state.sizing import Grain
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -80,10 +81,12 @@ class RPJ(MergingJoin):
         flush: FlushPolicy | str = "optimal",
         reactive: str = "both",
         prompt: bool = True,
+        grain: Grain | None = None,
+        costs: AccessCosts | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt)
+        super().__init__(spec, memory, store, flush, prompt, grain)
         self._visits = Visits(self, self)
-        self._best_rate = BestRate(reactive)
+        self._best_rate = BestRate(reactive, costs)
         self.expected = ExpectedResults(self.sizing.layout.partitions)
 
     # --- what changes the expectations ---

@@ -14,6 +14,7 @@ from watersmeet.policies.statistics import PartitionStatistics
 from watersmeet.spill.store import Store
 from watersmeet.state.disk import DiskSide
 from watersmeet.state.ledger import FOREVER, Ledger, Stay
+from watersmeet.state.sizing import Grain
 
 Int32 = NDArray[np.int32]
 
@@ -28,13 +29,17 @@ class SpillingJoin(ProgressiveJoin):
     sorted_runs: ClassVar[bool] = False
     """Whether the rows of a run are written in the order of their hashes."""
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str) -> None:
-        super().__init__(spec, memory, store)
+    def __init__(
+        self, spec: JoinSpec, memory: int, store: Store, flush: FlushPolicy | str, grain: Grain | None = None
+    ) -> None:
+        super().__init__(spec, memory, store, grain)
         partitions = self.sizing.layout.partitions
         catalogue = self.budget.reservation("catalogue of spilled runs")
+        records = grain.records or 0 if grain is not None else 0
+        catalogue.set_aside(records)
         self.disks = tuple(DiskSide(partitions, store, f"run-{side}", catalogue, self.meter) for side in (0, 1))
         history = self.budget.reservation("history of visits")
-        history.set_aside(max(_LEAST_HISTORY, memory // 256))
+        history.set_aside(max(_LEAST_HISTORY, memory // 256, records))
         self.ledger = Ledger(partitions, history)
         self.statistics = PartitionStatistics(partitions)
         self._flush_policy = flush_policy(flush)
@@ -51,11 +56,16 @@ class SpillingJoin(ProgressiveJoin):
         rows = self._rows_in_memory(spared)
         if not rows.any():
             return False
-        for victim in self._flush_policy.victims(rows, self.statistics):
-            # Partitions leave memory whole: what a policy wants of one goes with the rest of it, or stays.
+        victims = self._flush_policy.victims(rows, self.statistics)
+        wanted = sum(victim.rows for victim in victims)
+        gone = 0
+        for victim in victims:
+            # Partitions leave memory whole: what a policy wants of one goes with the rest of it, or stays. It stays
+            # only if enough has gone without it: otherwise the next rows would have to flush again, in tiny runs.
             whole = int(rows[victim.side, victim.part])
-            if whole and (victim.first or 2 * victim.rows >= whole):
+            if whole and (2 * victim.rows >= whole or 2 * gone < wanted):
                 self.flush(victim.side, victim.part)
+                gone += whole
         return True
 
     def _rows_in_memory(self, spared: frozenset[tuple[int, int]]) -> NDArray[np.int64]:

@@ -18,6 +18,8 @@ from watersmeet.state.side import Probe
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
+_MOST_HISTORY = 8
+"""The history of visits may take about this part of the memory that rows have: what it takes is lost to them."""
 _MOST_ENTRIES = 5
 """A visit that begins amid a merged run, wraps around, and ends amid another leaves as many."""
 
@@ -77,15 +79,32 @@ class Visits:
         self._listener = listener
         self._visited_at = np.zeros((2, partitions), np.int64)
         self._resume_at = np.zeros((2, partitions), np.int64)
+        self._arrived = np.zeros((2, partitions), np.int64)
+        """Rows that had ever arrived when a visit began that came around."""
+        self._history_at_first = join.ledger.nbytes
+        self._most_history = join.budget.free // _MOST_HISTORY
 
     def has_news(self, side: int, part: int) -> bool:
-        """Whether a memory partition has rows that have not met all of the other side's disk."""
+        """Whether a memory partition has enough rows that have not met all of the other side's disk.
+
+        Each visit leaves a record. While there are few records, one new row is enough; the more there are, the larger
+        must be the share of the partition's rows that is new.
+        """
         join = self._join
-        return bool(
+        rows = int(join.tables[side].part_rows[part])
+        if not (
             join.disks[1 - side].rows[part]
-            and join.tables[side].part_rows[part]
+            and rows
             and join.tables[side].latest_tick(part) > self._visited_at[side, part]
-        )
+        ):
+            return False
+        new = min(rows, int(join.statistics.total[side, part] - self._arrived[side, part]))
+        return new >= rows * self._reluctance
+
+    @property
+    def _reluctance(self) -> float:
+        """From 0, when there is no history yet, to above 1, when there must be no more of it."""
+        return (self._join.ledger.nbytes - self._history_at_first) / self._most_history
 
     def may_begin(self, side: int, part: int) -> bool:
         """Whether there is memory to remember a visit."""
@@ -105,10 +124,11 @@ class Visits:
         beyond = min(visit.start + visit.covered, rows)
         wrapped = visit.covered - (beyond - visit.start)
         for stretch in [*disk.stretches(part, visit.start, beyond), *disk.stretches(part, 0, wrapped)]:
-            self._join.ledger.record_visit(side, part, visit.tick, stretch)
+            self._join.ledger.record_visit(side, part, visit.tick, stretch, int(self._join.gone[side][part]))
         self._resume_at[side, part] = wrapped or beyond
         if visit.covered == rows:
             self._visited_at[side, part] = visit.tick
+            self._arrived[side, part] = visit.arrived
         if self._listener is not None:
             self._listener.visit_ended(side, part, visit.covered, rows)
 
@@ -121,11 +141,11 @@ class Visits:
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [self._visited_at.tolist(), self._resume_at.tolist()]
+        return [self._visited_at.tolist(), self._resume_at.tolist(), self._arrived.tolist()]
 
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's state."""
-        self._visited_at, self._resume_at = (np.array(saved, np.int64) for saved in state)
+        self._visited_at, self._resume_at, self._arrived = (np.array(saved, np.int64) for saved in state)
 
 
 class Visit:
@@ -135,6 +155,8 @@ class Visit:
         self.side, self.part, self.tick, self.start = side, part, tick, start
         self._join = join
         self._visits = visits
+        self.arrived = int(join.statistics.total[side, part])
+        """Rows that had ever arrived in the memory partition when it began."""
         self._rows = join.disks[1 - side].rows[part]
         self._pages = PageLookups(join, 1 - side, part)
         self._before = 0
@@ -181,11 +203,12 @@ class Visit:
         place = None if self.lookup is None else self.lookup.place(self._join.pairs)
         return {
             "kind": "visit", "side": self.side, "part": self.part, "tick": self.tick, "start": self.start,
-            "before": self._before, "place": place,
+            "before": self._before, "place": place, "arrived": self.arrived,
         }  # fmt: skip
 
     def go_to(self, state: dict[str, Any]) -> None:
         """Go on where a snapshot was taken."""
+        self.arrived = state["arrived"]
         if state["place"] is not None:
             self._open_next(state["before"])
             assert self.lookup is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.progressive import Task
+from watersmeet.joins.progressive import UNIT_OF_WORK, Task
 from watersmeet.joins.spilling import SpillingJoin
 from watersmeet.joins.visits import PageLookups, Visit, Visits
 from watersmeet.memory import format_bytes
@@ -22,6 +23,7 @@ from watersmeet.state.pages import Page
 from watersmeet.state.pairs import Between
 from watersmeet.state.rows import TableRows
 from watersmeet.state.side import Probe
+from watersmeet.state.sizing import Grain
 
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
@@ -46,7 +48,7 @@ class XJoin(SpillingJoin):
     Which pairs were emitted before is the ledger's to say. The paper remembers when a memory partition was joined with
     the whole disk partition; here a visit can end after any row, so the ledger remembers which stretch of the disk it
     covered, and the next visit goes on from there. New arrivals thus wait for one row's matches at most, where the
-    original waits for the end of the stage.
+    original waits for the end of the stage, as `prompt=False` does.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.events import LEFT, RIGHT, Arrive, End
@@ -70,8 +72,18 @@ class XJoin(SpillingJoin):
 
     name: ClassVar[str] = "xjoin"
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, flush: FlushPolicy | str = "largest") -> None:
-        super().__init__(spec, memory, store, flush)
+    def __init__(
+        self,
+        spec: JoinSpec,
+        memory: int,
+        store: Store,
+        *,
+        flush: FlushPolicy | str = "largest",
+        prompt: bool = True,
+        grain: Grain | None = None,
+    ) -> None:
+        super().__init__(spec, memory, store, flush, grain)
+        self._prompt = prompt
         self._visits = Visits(self)
         self._to_clean: list[int] | None = None
 
@@ -91,14 +103,21 @@ class XJoin(SpillingJoin):
         return best
 
     def _reactive_task(self) -> Task | None:
-        if not self._can_react():
-            return None
         chosen = self._choose_visit()
-        assert chosen is not None
+        if chosen is None or not self._visits.may_begin(*chosen):
+            return None
         return self._visits.begin(*chosen)
+
+    @property
+    def patience(self) -> int:
+        """None, or that of a visit which is not to be interrupted."""
+        uninterrupted = not self._prompt and isinstance(self._task, Visit) and not self._task.done
+        return sys.maxsize if uninterrupted else super().patience
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, Visit)
+        if not self._prompt:
+            return task.work(UNIT_OF_WORK)
         if task.between_rows:
             task.finish()
             self._task = None

@@ -66,6 +66,30 @@ def unique(n: int, seed: int = 0) -> Keys:
     return np.random.default_rng(seed).permutation(n).astype(np.int64) + 1
 
 
+def trades(n: int, price: float = 20.0, step: float = 0.003, depth: float = 0.02, seed: int = 0) -> pa.Table:
+    """`n` orders of one stock in the order in which they came: `side` (buy or sell), `price` in cents, `size`.
+
+    The middle of the market is a random walk from `price` by `step` a row, on average. Buyers bid below it and sellers
+    ask above it, by `depth` on average.
+
+    >>> table = trades(1000, price=5.0)
+    >>> table.schema.names, sorted(set(table["side"].to_pylist()))
+    (['side', 'price', 'size'], ['buy', 'sell'])
+    """
+    _at_least("n", n, 0)
+    _at_least("price", price, 0.01)
+    _at_least("step", step, 0)
+    _at_least("depth", depth, 0)
+    random = np.random.default_rng(seed)
+    middle = price + np.cumsum(random.normal(0.0, step, n))
+    buys = random.random(n) < 0.5
+    away = random.exponential(depth, n)
+    cents = np.maximum(1, np.rint(100 * (middle + np.where(buys, -away, away)))).astype(np.int64)
+    sizes = 100 * random.geometric(0.3, n).astype(np.int64)
+    side = pa.array(np.where(buys, "buy", "sell"))
+    return pa.table({"side": side, "price": pa.array(cents), "size": pa.array(sizes)})
+
+
 def rows(keys: Keys, width: int = 52, seed: int = 0) -> pa.Table:
     """A table with these keys and something to carry: `number` (int64), `measure` (float64), `text` (`width` letters).
 

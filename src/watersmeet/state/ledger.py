@@ -94,6 +94,20 @@ class _History:
         self._entries[:, self.count] = entry
         self.count += 1
 
+    def forget_within(self, stretch: Stretch, after: int) -> None:
+        """Drop the entries after a tick whose stretches lie within another; their room stays."""
+        entries = self.entries
+        tick, low, high, since_hash, since, until_hash, until = entries
+        within = (tick > after) & (low >= stretch.low) & (high <= stretch.high)
+        if not within.any():
+            return
+        begins, ends = stretch.since, stretch.until
+        within &= (since_hash > begins[0]) | ((since_hash == begins[0]) & (since >= begins[1]))
+        within &= (until_hash < ends[0]) | ((until_hash == ends[0]) & (until <= ends[1]))
+        kept = entries[:, ~within]
+        self.count = kept.shape[1]
+        self._entries[:, : self.count] = kept
+
     @property
     def entries(self) -> Int64:
         return self._entries[:, : self.count]
@@ -112,13 +126,23 @@ class Ledger:
         self._merged = [np.empty((0, 4), np.int64) for _ in range(partitions)]
         self._reserved = 0
 
+    @property
+    def nbytes(self) -> int:
+        """What the history takes, with what is set aside for it."""
+        return self._claim.held
+
     def try_reserve(self, side: int, part: int, count: int = 1) -> bool:
         """Claim memory for more visits; without it no visit may begin."""
         return self._visits[side][part].try_reserve(count, self._claim)
 
-    def record_visit(self, side: int, part: int, tick: int, stretch: Stretch) -> None:
-        """Memory of `side` at `tick` has now met a stretch of the other side's disk."""
+    def record_visit(self, side: int, part: int, tick: int, stretch: Stretch, since: int = FOREVER) -> None:
+        """Memory of `side` at `tick` has now met a stretch of the other side's disk.
+
+        No row has left that memory after the tick `since`, so earlier visits after it to places within the stretch need
+        not be remembered: whoever went then went now, too.
+        """
         if stretch.high > stretch.low:
+            self._visits[side][part].forget_within(stretch, since)
             self._visits[side][part].add((tick, stretch.low, stretch.high, *stretch.since, *stretch.until))
 
     def try_reserve_merge(self) -> bool:

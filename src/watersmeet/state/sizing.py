@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from watersmeet.core.errors import BudgetError
+from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.memory import format_bytes
 from watersmeet.state.pairs import PAIR_BYTES
 from watersmeet.state.side import Layout
@@ -16,6 +16,36 @@ _LEAST_BLOCKS = 24
 _LEAST_BLOCK_ROWS = 8
 _LEAST_CHUNK = 256
 _LEAST_BUFFERS = 22 * _KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """How fine an operator's units are, where the memory alone should not decide; None: it does.
+
+    >>> Grain(partitions=16, page_bytes=1024).fan_in is None
+    True
+    """
+
+    partitions: int | None = None
+    """How many partitions rows are hashed into, a power of two."""
+    page_bytes: int | None = None
+    """Of a disk page."""
+    fan_in: int | None = None
+    """Runs of each side that a merging operation takes."""
+    block_rows: int | None = None
+    """Rows of a block, where sorted blocks are flushed."""
+    pairs: int | None = None
+    """Pairs that may wait to be handed out."""
+    records: int | None = None
+    """Bytes set aside for the records of runs, and as many for those of visits: rows never get them."""
+
+    def __post_init__(self) -> None:
+        if self.partitions is not None and (self.partitions < 1 or self.partitions & (self.partitions - 1)):
+            raise SpecError(f"{self.partitions} partitions cannot be told apart by bits of a hash; give a power of two")
+        for name, least in (("page_bytes", 64), ("fan_in", 2), ("block_rows", 1), ("pairs", 1), ("records", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SpecError(f"{name}={value} is too small; give at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +72,9 @@ class Sizing:
         return _LEAST_BUFFERS + _LEAST_BLOCKS * (_LEAST_BLOCK_ROWS * max(row_bytes) + _LEAST_CHUNK)
 
     @classmethod
-    def divide(cls, memory: int, row_bytes: Sequence[int], partitioned: bool, what: str) -> Sizing:
+    def divide(
+        cls, memory: int, row_bytes: Sequence[int], partitioned: bool, what: str, grain: Grain | None = None
+    ) -> Sizing:
         """Divide a budget; an error if it is too small."""
         least = cls.least(row_bytes)
         if memory < least:
@@ -50,15 +82,18 @@ class Sizing:
                 f"{format_bytes(memory)} of memory are too little for {what} of these rows; allow at least "
                 f"{format_bytes(least)}"
             )
-        pairs = _between(64, memory // 16 // PAIR_BYTES, 16_384)
+        grain = grain or Grain()
+        pairs = grain.pairs or _between(64, memory // 16 // PAIR_BYTES, 16_384)
         output = _between(4 * _KIB, memory // 16, 8 * _MIB)
-        page = _between(2 * _KIB, memory // 64, 512 * _KIB)
+        page = grain.page_bytes or _between(2 * _KIB, memory // 64, 512 * _KIB)
         buffered = _between(2 * _KIB, memory // 32, 2 * _MIB)
         rest = memory - pairs * PAIR_BYTES - output - 2 * page - 2 * buffered
         if not partitioned:
             layout = Layout(0, _power(_between(_LEAST_BLOCK_ROWS, rest // 16 // max(row_bytes), 4096)), 64 * _KIB)
             return cls(pairs, output, page, buffered, cls._with_chunk(layout, rest // 16))
         bits = _between(1, (rest // (96 * _KIB)).bit_length() - 1, 5)
+        if grain.partitions is not None:
+            bits = grain.partitions.bit_length() - 1
         # Every partition of both sides has an open block and an open chunk: they may take a quarter of the memory.
         share = rest // 4 // (2 << bits)
         rows = _power(_between(_LEAST_BLOCK_ROWS, share // 2 // max(row_bytes), 4096))

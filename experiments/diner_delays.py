@@ -1,0 +1,141 @@
+"""DINER's figures 16 to 19: inputs that fall silent, inputs of different sizes, the memory of the reactive phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments import diner_runs as runs
+from experiments.diner_runs import JOINS
+from experiments.diner_streams import new_arrivals
+from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict
+from experiments.papers import DINER
+
+DELAYS = (0.05, 0.10, 0.20, 0.40)
+SIZES = (1.0, 0.5, 0.25, 0.1)
+OUTER_BLOCKS = (9, 19, 29, 39, 49, 59)
+STOCK = "calm stock"
+_PERCENT = tuple(f"delay {delay:.0%}" for delay in DELAYS)
+_SIZES = tuple(f"{size:.0%} of the rows" for size in SIZES)
+
+
+def _buffer_stays_small(results: Results) -> Verdict:
+    limit = 2 * new_arrivals(results.scale)
+    most = max(float(results.each(f"DINER, {point}", "buffer").max()) for point in _PERCENT)
+    return Verdict(most <= limit, f"at most {most:,.0f} rows, where twice MaxNewArr is {limit:,}")
+
+
+def _rivals_buffer_grows(results: Results) -> Verdict:
+    limit = new_arrivals(results.scale)
+    most = max(results.median(f"RPJ, {point}", "buffer") for point in _PERCENT)
+    return Verdict(most >= 3 * limit, f"RPJ's reaches {most:,.0f} rows, where MaxNewArr is {limit:,}")
+
+
+def _hardly_matters(results: Results) -> Verdict:
+    online = [results.median(f"{blocks} blocks", "online") for blocks in OUTER_BLOCKS]
+    spread = max(online) / min(online) - 1
+    return Verdict(
+        spread <= 0.05, f"results online differ by {spread:.1%} from {OUTER_BLOCKS[0]} to {OUTER_BLOCKS[-1]}"
+    )
+
+
+def _panels_of_delays(results: Results) -> Sequence[Panel]:
+    xs = [100 * delay for delay in DELAYS]
+    diner = [f"DINER, {point}" for point in _PERCENT]
+    shares = {
+        join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "online", over=diner) for join in JOINS[1:]
+    }
+    buffers = {join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "buffer") for join in JOINS}
+    x = "delay, % of a fragment's time"
+    return [
+        Panel("results", x, "results online, DINER's being 1", shares),
+        Panel("input buffer", x, "rows that waited, at most", buffers),
+    ]
+
+
+def _panels_of_sizes(results: Results) -> Sequence[Panel]:
+    diner = [f"DINER, {point}" for point in _SIZES]
+    lines = {
+        join: results.sweep([100 * s for s in SIZES], [f"{join}, {p}" for p in _SIZES], "online", over=diner)
+        for join in JOINS[1:]
+    }
+    return [Panel("Zipf of skew 1", "the smaller input, % of the larger", "results online, DINER's being 1", lines)]
+
+
+def _panels_of_outer(results: Results) -> Sequence[Panel]:
+    line = results.sweep(OUTER_BLOCKS, [f"{blocks} blocks" for blocks in OUTER_BLOCKS], "online")
+    return [Panel("DINER, delay 20%", "MaxOuterMem, blocks", "results online", {"DINER": line})]
+
+
+EXPERIMENTS = [
+    Experiment(
+        "diner-16",
+        "figure 16, table 3",
+        "DINER",
+        "Results and input buffers when inputs fall silent",
+        {
+            f"{join}, {point}": Cell(runs.delayed, join=join, delay=delay)
+            for delay, point in zip(DELAYS, _PERCENT, strict=True)
+            for join in JOINS
+        },
+        [
+            Claim("ahead", "DINER is ahead at every delay.", "ahead", runs.ahead(_PERCENT)),
+            Claim("up-to-rpj", "DINER has up to 1.83 times as many results as RPJ.", "up to 1.83x",
+                  runs.up_to(_PERCENT, "RPJ", 1.83)),
+            Claim("up-to-hmj", "DINER has up to 8.65 times as many results as HMJ.", "up to 8.65x",
+                  runs.up_to(_PERCENT, "HMJ", 8.65)),
+            Claim("small-buffer", "DINER's input buffer stays near MaxNewArr: within twice that.", "near 1,000",
+                  _buffer_stays_small),
+            Claim("large-buffer", "RPJ's input buffer grows to several times MaxNewArr.", "up to 40,000",
+                  _rivals_buffer_grows),
+        ],
+        _panels_of_delays,
+        key=True,
+    ),
+    Experiment(
+        "diner-17",
+        "figure 17",
+        "DINER",
+        "Results when trades fall silent",
+        {
+            f"{join}, {point}": Cell(runs.real, join=join, data=STOCK, delay=delay)
+            for delay, point in zip(DELAYS, _PERCENT, strict=True)
+            for join in JOINS
+        },
+        [Claim("ahead", "DINER is ahead at every delay.", "ahead", runs.ahead(_PERCENT))],
+        _panels_of_delays,
+    ),
+    Experiment(
+        "diner-18",
+        "figure 18",
+        "DINER",
+        "Results when one input is smaller",
+        {
+            f"{join}, {point}": Cell(runs.unequal, join=join, other=size)
+            for size, point in zip(SIZES, _SIZES, strict=True)
+            for join in JOINS
+        },
+        [
+            Claim("ahead", "DINER is ahead at every size.", "ahead", runs.ahead(_SIZES)),
+            Claim("grows", "DINER's lead over RPJ and HMJ grows as one input shrinks.", "superior as one gets smaller",
+                  runs.grows(_SIZES, ("RPJ", "HMJ"))),
+        ],
+        _panels_of_sizes,
+    ),
+    Experiment(
+        "diner-19",
+        "figure 19",
+        "DINER",
+        "How much memory the reactive phase takes",
+        {
+            f"{blocks} blocks": Cell(runs.delayed, join="DINER", delay=0.2, outer_blocks=blocks)
+            if blocks != DINER.max_outer_blocks
+            else Cell(runs.delayed, join="DINER", delay=0.2)
+            for blocks in OUTER_BLOCKS
+        },
+        [
+            Claim("hardly-matters", "MaxOuterMem from 9 to 59 blocks hardly matters (5% at most).",
+                  "very marginally affected", _hardly_matters)
+        ],
+        _panels_of_outer,
+    ),
+]  # fmt: skip

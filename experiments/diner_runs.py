@@ -1,0 +1,157 @@
+"""DINER's contests: joins over the same inputs, and how their results compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from experiments import diner_streams as streams
+from experiments.diner_streams import Int64
+from experiments.model import Cell, Measured, Panel, Results, Verdict, always
+from experiments.papers import DINER
+from experiments.simulated import close_pairs, equal_pairs, measured, run
+from watersmeet.core.spec import band
+
+RIVALS = ("RPJ", "HMJ", "XJoin")
+JOINS = ("DINER", *RIVALS)
+_EQUAL = 0.995
+"""So close to each other is as good as equal."""
+
+
+def contest(
+    keys: tuple[Int64, Int64],
+    join: str,
+    seed: int,
+    memory: float,
+    delay: float = 0.0,
+    width: int | None = None,
+    scale: float = 1.0,
+    outer_blocks: int = DINER.max_outer_blocks,
+) -> Measured:
+    """One join over these keys; memory is a share of all rows, or their number."""
+    schedule = streams.arriving(keys, seed, delay)
+    rows = round(memory * schedule.total_rows) if memory <= 1 else round(memory)
+    machine = streams.machine(rows, schedule.end_time)
+    contestant = streams.contestant(join, scale, outer_blocks)
+    if width is None:
+        return measured(run(contestant, schedule, machine), equal_pairs(schedule))
+    return measured(run(contestant, schedule, machine, on=band("key", width)), close_pairs(schedule, width))
+
+
+def real(
+    scale: float,
+    seed: int,
+    join: str,
+    data: str,
+    memory: float = DINER.memory_share,
+    delay: float = 0.0,
+    width: int | None = None,
+) -> Measured:
+    """Real data, whole at any scale: they are small."""
+    return contest(streams.real_keys(data), join, seed, memory, delay, width)
+
+
+def zipf(scale: float, seed: int, join: str, skew: float) -> Measured:
+    """Zipf on [1, 999]."""
+    return contest(streams.zipf_keys(streams.tuples(scale), skew, seed), join, seed, DINER.memory_share, scale=scale)
+
+
+def apart(scale: float, seed: int, join: str, mean: float = 0.0, variance: float = 0.0) -> Measured:
+    """Two normal distributions."""
+    keys = streams.normal_keys(streams.tuples(scale), seed, mean, variance)
+    return contest(keys, join, seed, DINER.memory_share, scale=scale)
+
+
+def intervals(scale: float, seed: int, join: str, count: int) -> Measured:
+    """Partly sorted inputs."""
+    keys = streams.interval_keys(streams.tuples(scale), count, seed)
+    return contest(keys, join, seed, DINER.memory_share, scale=scale)
+
+
+def shifting(scale: float, seed: int, join: str, shift: float) -> Measured:
+    """A mean that moves."""
+    keys = streams.shifting_keys(streams.tuples(scale), shift, seed)
+    return contest(keys, join, seed, DINER.memory_share, scale=scale)
+
+
+def delayed(scale: float, seed: int, join: str, delay: float, outer_blocks: int = DINER.max_outer_blocks) -> Measured:
+    """Zipf of skew 1, with silences."""
+    keys = streams.zipf_keys(streams.tuples(scale), 1.0, seed)
+    return contest(keys, join, seed, DINER.memory_share, delay, scale=scale, outer_blocks=outer_blocks)
+
+
+def unequal(scale: float, seed: int, join: str, other: float) -> Measured:
+    """Zipf of skew 1; one input has a part of the other's rows. Memory stays a twentieth of two whole inputs."""
+    left, right = streams.zipf_keys(streams.tuples(scale), 1.0, seed)
+    memory = 2 * DINER.memory_share * len(left)
+    return contest((left, right[: round(other * len(right))]), join, seed, max(2.0, memory), scale=scale)
+
+
+# -- what is said of them ----------------------------------------------------------------------------------------------
+
+
+def cells(
+    points: Sequence[float | str], make: Callable[[str, float | str], Cell], joins: Sequence[str] = JOINS
+) -> dict[str, Cell]:
+    """Every join at every point of a figure's axis."""
+    return {f"{join}, {point}": make(join, point) for point in points for join in joins}
+
+
+def leads(results: Results, points: Sequence[float | str], rivals: Sequence[str] = RIVALS) -> dict[str, float]:
+    """DINER's results online to those of the best rival, at each point."""
+    return {
+        str(point): min(results.ratio(f"DINER, {point}", f"{join}, {point}", "online").median for join in rivals)
+        for point in points
+    }
+
+
+def told(ratios: Mapping[str, float]) -> str:
+    """Ratios in a row."""
+    return ", ".join(f"{ratio:.2f}x at {point}" for point, ratio in ratios.items())
+
+
+def ahead(points: Sequence[float | str], rivals: Sequence[str] = RIVALS) -> Callable[[Results], Verdict]:
+    """DINER has at least as many results as the best rival, at each point."""
+
+    def check(results: Results) -> Verdict:
+        found = leads(results, points, rivals)
+        verdict = always("DINER ahead", {point: lead >= _EQUAL for point, lead in found.items()})
+        return Verdict(verdict.holds, f"{verdict.measured}; to the best of {', '.join(rivals)}: {told(found)}")
+
+    return check
+
+
+def up_to(points: Sequence[float | str], rival: str, factor: float) -> Callable[[Results], Verdict]:
+    """Somewhere DINER has about so many times as many results as a rival: nine tenths of that will do."""
+
+    def check(results: Results) -> Verdict:
+        found = {str(point): results.ratio(f"DINER, {point}", f"{rival}, {point}", "online").median for point in points}
+        return Verdict(max(found.values()) >= 0.9 * factor, f"to {rival}: {told(found)}")
+
+    return check
+
+
+def grows(points: Sequence[float | str], rivals: Sequence[str] = RIVALS) -> Callable[[Results], Verdict]:
+    """DINER's lead is larger at the last point than at the first."""
+
+    def check(results: Results) -> Verdict:
+        found = leads(results, points, rivals)
+        first, *_, last = found.values()
+        return Verdict(last > first, f"to the best of {', '.join(rivals)}: {told(found)}")
+
+    return check
+
+
+def shares_of_diner(
+    title: str, x: str, points: Sequence[float], rivals: Sequence[str] = RIVALS
+) -> Callable[[Results], Sequence[Panel]]:
+    """The rivals' results as a share of DINER's, along an axis: what the paper plots."""
+
+    def panels(results: Results) -> Sequence[Panel]:
+        diner = [f"DINER, {point}" for point in points]
+        lines = {
+            join: results.sweep(points, [f"{join}, {point}" for point in points], "online", over=diner)
+            for join in rivals
+        }
+        return [Panel(title, x, "results online, DINER's being 1", lines)]
+
+    return panels

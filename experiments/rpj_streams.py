@@ -1,0 +1,79 @@
+"""The inputs of RPJ's experiments: partitions that arrive with different probabilities, over good and bad networks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from experiments.papers import COMPARISON, RPJ, SEEK, TRANSFER, WAIT
+from experiments.simulated import Machine, partitions_for
+from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.kernels import hash_index
+from watersmeet.sources.generators import zipf
+from watersmeet.sources.schedules import Schedule
+from watersmeet.state.keys import KeyCodec
+
+Int64 = npt.NDArray[np.int64]
+
+ARRIVALS = ("harmony", "reverse")
+NETWORKS = ("reliable", "unreliable")
+_LEAST_MEMORY = 1000
+_QUANTUM = 0.25
+
+
+def machine(scale: float, network: str) -> Machine:
+    """The paper's pages, and its memory by the scale; so many partitions that each has some rows."""
+    scale *= RPJ.unreliable_part if network == "unreliable" else 1.0
+    memory = max(_LEAST_MEMORY, round(scale * RPJ.memory_tuples))
+    inspected = memory / 2 / RPJ.partitions / RPJ.sub_buckets
+    return Machine(
+        memory_rows=memory,
+        page_rows=RPJ.pages_at_once * RPJ.page_tuples,
+        page_bytes=RPJ.pages_at_once * RPJ.page_bytes,
+        seek=SEEK,
+        transfer=TRANSFER,
+        wait=WAIT,
+        quantum=_QUANTUM,
+        partitions=partitions_for(memory, RPJ.partitions),
+        fan_in=RPJ.fan_in,
+        probe=inspected * COMPARISON,
+    )
+
+
+def schedule(scale: float, seed: int, arrival: str, speed: int, network: str) -> Schedule:
+    """Two inputs, of which the left one is `speed` times as fast."""
+    random = np.random.default_rng([seed, ARRIVALS.index(arrival), speed, NETWORKS.index(network)])
+    n = round(scale * RPJ.tuples * (RPJ.unreliable_part if network == "unreliable" else 1.0))
+    if network == "reliable":
+        gaps = np.full(n, RPJ.gap)
+    else:
+        levels = round(RPJ.longest_gap / RPJ.gap)
+        gaps = RPJ.gap * zipf(n, levels, RPJ.gap_exponent, int(random.integers(1 << 31)))
+    times = np.cumsum(gaps)
+    left = random.random(n) < speed / (speed + 1)
+    keys = keys_by_partition(RPJ.keys)
+    rising = np.linspace(RPJ.least_share, RPJ.most_share, RPJ.partitions)
+    shares = (rising, rising if arrival == "harmony" else rising[::-1])
+    tables, due = [], []
+    for side, mine in enumerate((left, ~left)):
+        count = int(mine.sum())
+        part = random.choice(RPJ.partitions, count, p=shares[side] / shares[side].sum())
+        which = random.integers(0, keys.shape[1], count)
+        tables.append(pa.table({"key": keys[part, which]}))
+        due.append(times[mine])
+    return Schedule(tables, due)
+
+
+@cache
+def keys_by_partition(count: int) -> Int64:
+    """`count` keys, as many for each of our partitions."""
+    each = count // RPJ.partitions
+    candidates = np.arange(1, 2 * count + 1)
+    schema = pa.schema([("key", pa.int64())])
+    hashes, _ = KeyCodec(JoinSpec(schema, schema, parse_on("key"))).hash(0, [pa.array(candidates)])
+    parts = np.zeros(len(candidates), np.int32)
+    hash_index.partitions_of(hashes, RPJ.partitions.bit_length() - 1, parts)
+    return np.array([candidates[parts == part][:each] for part in range(RPJ.partitions)])

@@ -1,0 +1,190 @@
+"""One join over one schedule in the simulator, and the numbers that the papers compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from experiments.model import Float64, Measured
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.events import LEFT, RIGHT, Arrive, Status
+from watersmeet.core.spec import Band, JoinSpec, Output, parse_on
+from watersmeet.drivers.cost_model import CostModel
+from watersmeet.drivers.simulate import simulate
+from watersmeet.drivers.trace import Trace
+from watersmeet.planner import build
+from watersmeet.sources.schedules import Schedule
+from watersmeet.spill.store import MemoryStore
+from watersmeet.state.sizing import Grain
+
+GRID = 60
+"""Points of a curve over the transmission."""
+PAIRS = 2048
+"""Pairs found at once: the more, the fewer steps the simulator takes."""
+STORED_BYTES = 16
+"""Of a row on a page, when pairs are only counted: its hash and its tick."""
+ROWS_OF_A_PARTITION = 600
+"""In memory, both sides together: with fewer, flushing a few of them writes next to nothing and costs a seek each."""
+_RECORDS = 4
+"""Bytes set aside for each input row, for the records of what was spilled and visited: no paper counts these."""
+_BYTES_A_ROW = 48
+"""Where the search for the memory begins."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A join with its options; papers and figures call it by its label."""
+
+    label: str
+    join: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, label: str, join: str, **options: Any) -> Contestant:
+        """With options by name."""
+        return cls(label, join, tuple(sorted(options.items())))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory and pages in rows, and what work costs."""
+
+    memory_rows: int
+    page_rows: int
+    page_bytes: int
+    """Of a page of the paper's rows, by which a transfer is charged."""
+    seek: float
+    transfer: float
+    """Seconds for a byte."""
+    wait: float
+    quantum: float
+    """Seconds of arrivals that are handed over together; a stall and its end are told at once, whatever it is."""
+    partitions: int
+    fan_in: int
+    probe: float = 0.0
+    """Seconds for a look-up, beyond its hash and the rows that it finds."""
+    reactive_fuel: int = 4096
+
+    def grain(self, input_rows: int) -> Grain:
+        """The operators' units: their rows are narrower than the paper's, as pairs are only counted."""
+        page = self.page_rows * STORED_BYTES
+        return Grain(self.partitions, page, self.fan_in, self.page_rows, PAIRS, _RECORDS * input_rows)
+
+    @property
+    def cost(self) -> CostModel:
+        """What work costs."""
+        transfer = self.page_bytes * self.transfer
+        return CostModel(probe=self.probe, random_page=self.seek + transfer, sequential_page=transfer)
+
+
+def run(
+    contestant: Contestant,
+    schedule: Schedule,
+    machine: Machine,
+    on: str | Band = "key",
+    online_only: bool = True,
+    **options: Any,
+) -> Trace:
+    """Simulate."""
+    grain = machine.grain(schedule.total_rows)
+    memory = memory_for(contestant, grain, machine.memory_rows, on, schedule.inputs[0].schema.field("key").type)
+    return simulate(
+        contestant.join,
+        schedule,
+        memory=memory,
+        on=on,
+        cost=machine.cost,
+        wait=machine.wait,
+        quantum=machine.quantum,
+        reactive_fuel=machine.reactive_fuel,
+        online_only=online_only,
+        grain=grain,
+        **dict(contestant.options),
+        **options,
+    )
+
+
+@cache
+def memory_for(contestant: Contestant, grain: Grain, rows: int, on: str | Band, key: pa.DataType) -> int:
+    """The bytes in which a join keeps this many rows before it first spills, to one in a hundred.
+
+    The papers give memory in tuples. Our joins count everything (indexes, buffers, what merging needs), each in its own
+    measure, so that equal budgets would compare how the joins use them and not what the papers compare.
+    """
+    schema = pa.schema([("key", key)])
+    spec = JoinSpec(schema, schema, parse_on(on), output=Output.COUNTS)
+    low, high = 0, _BYTES_A_ROW * rows
+    while _rows_before_spill(contestant, spec, high, grain, rows) < rows:
+        low, high = high, 2 * high
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        if _rows_before_spill(contestant, spec, middle, grain, rows) < rows:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _rows_before_spill(contestant: Contestant, spec: JoinSpec, memory: int, grain: Grain, most: int) -> int:
+    """How many rows a join holds before it first writes a page, `most` at the most; none if it cannot even begin."""
+    keys = pa.array(np.random.default_rng(0).permutation(2 * most) + 1).cast(spec.input(LEFT).field("key").type)
+    held = 0
+    try:
+        operator = build(
+            spec, memory, MemoryStore(), algorithm=contestant.join, grain=grain, **dict(contestant.options)
+        )
+        for number, (start, stop) in enumerate(pairwise(np.linspace(0, most, 51).astype(int))):
+            operator.receive(Arrive((LEFT, RIGHT)[number % 2], pa.record_batch([keys[start:stop]], ["key"])))
+            while operator.poll(0.0, 1 << 20).status is Status.HAS_OUTPUT:
+                pass
+            if operator.cost.pages_written:
+                break
+            held += int(stop - start)
+    except BudgetError:
+        return 0
+    operator.close()
+    return held
+
+
+def partitions_for(memory_rows: int, most: int) -> int:
+    """A power of two: as many partitions as have some hundred rows of each side in memory, since each leaves a run."""
+    whole = max(2, memory_rows // ROWS_OF_A_PARTITION)
+    return min(most, 1 << (whole.bit_length() - 1))
+
+
+def measured(trace: Trace, total: int) -> Measured:
+    """The numbers of a run: results online, their share of all, the input buffer, the work done; and curves."""
+    grid = np.linspace(0.0, trace.last_arrival, GRID + 1)
+    at = np.searchsorted(trace.time, grid, side="right") - 1
+    results = trace.results[at].astype(np.float64)
+    work = (trace.cpu + trace.disk)[at]
+    per_result: Float64 = np.divide(work, results, out=np.full_like(work, np.nan), where=results > 0)
+    values = {
+        "online": float(trace.online),
+        "share": trace.online / total if total else 1.0,
+        "total": float(total),
+        "buffer": float(trace.peak_input_buffer),
+        "after": trace.end - trace.last_arrival,
+        "last arrival": trace.last_arrival,
+    }
+    time = 100 * grid / trace.last_arrival
+    return Measured(values, {"results": (time, results), "cost": (time, per_result)})
+
+
+def equal_pairs(schedule: Schedule) -> int:
+    """All pairs of the two inputs with equal keys."""
+    (left, many), (right, much) = (np.unique(table["key"].to_numpy(), return_counts=True) for table in schedule.inputs)
+    _, here, there = np.intersect1d(left, right, assume_unique=True, return_indices=True)
+    return int(many[here] @ much[there])
+
+
+def close_pairs(schedule: Schedule, width: float) -> int:
+    """All pairs of the two inputs whose keys differ by at most the width."""
+    left, right = (np.sort(table["key"].to_numpy()) for table in schedule.inputs)
+    beyond = np.searchsorted(right, left + width, side="right")
+    return int((beyond - np.searchsorted(right, left - width, side="left")).sum())
