@@ -187,7 +187,7 @@ def run_join(args: argparse.Namespace) -> int:
         if args.engine == "spark":
             from watersmeet.cli_spark import SparkFileJoin
 
-            return SparkFileJoin(args, look)
+            return SparkFileJoin(args, on, look)
         return api.join(
             args.left,
             args.right,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from watersmeet import sinks
 from watersmeet.core.errors import SpecError
-from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import parse_memory
 from watersmeet.sources.conform import conform
@@ -32,7 +32,10 @@ ROWS_PER_BATCH = 200_000
 class SparkFileJoin:
     """A join of two files, to be read once; whatever can be wrong without Spark is said before it is started."""
 
-    def __init__(self, args: argparse.Namespace, look: Callable[[Progress], None]) -> None:
+    def __init__(self, args: argparse.Namespace, on: On, look: Callable[[Progress], None]) -> None:
+        from watersmeet.spark.local import cores
+        from watersmeet.spark.sizes import Sizes
+
         if args.band is not None:
             raise SpecError("--engine spark joins on equality only; leave out --band, or take --engine local")
         if args.algorithm != "auto":
@@ -43,15 +46,15 @@ class SparkFileJoin:
             source.close()
         self._names = (sources[0].name, sources[1].name)
         self._paths = [str(Path(source.path).absolute()) for source in sources]
-        self._options = {"on": args.on, "how": args.how, "suffixes": tuple(args.suffixes)}
-        spec = JoinSpec(
-            schemas[0], schemas[1], parse_on(args.on), how=args.how, suffixes=tuple(args.suffixes), names=self._names
-        )
+        suffixes = (args.suffixes[0], args.suffixes[1])
+        self._options = {"on": on, "how": args.how, "suffixes": suffixes}
+        spec = JoinSpec(schemas[0], schemas[1], parse_on(on), how=args.how, suffixes=suffixes, names=self._names)
         self.schema = spec.schema
         """That of the same join without Spark."""
         self.progress = Progress(self._names, (0, 0))
         self._look = look
         self._memory = parse_memory(args.memory)
+        Sizes.divide(self._memory // cores())
         self._directory = tempfile.TemporaryDirectory(prefix="watersmeet-", dir=args.spill, ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:

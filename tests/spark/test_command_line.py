@@ -52,6 +52,7 @@ def test_a_join_of_files_is_the_same_on_spark(spark: Any, here: Path, capsys: py
     [
         (["--on", "id = key", "--band", "id = key:3"], "joins on equality only; leave out --band"),
         (["--on", "id = key", "--algorithm", "rpj"], "leave out --algorithm"),
+        (["--on", "id = key", "--memory", "9KiB"], "of memory are too little for a join task"),
         (["--on", "nothing"], "join column 'nothing' is not in"),
         (["--on", "id = key", "--memory", "much"], "'much' is not understood"),
         (["--on", "id = key", "-o", "out.txt"], "out.txt cannot be written"),
@@ -119,18 +120,18 @@ def test_an_interrupt_leaves_no_process_and_no_files(here: Path) -> None:
         env={**os.environ, "TMPDIR": str(scratch)},
     )
     try:
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 400
         while not any(scratch.rglob("checkpoint/offsets/0")):
             assert process.poll() is None and time.monotonic() < give_up, "no batch was begun"
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
         assert any("java" in child.name() for child in children)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGINT
     assert errors.endswith("watersmeet: stopped\n") and "Traceback" not in errors
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert not [path for path in scratch.rglob("*") if path.is_file()]

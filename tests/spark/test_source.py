@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import pickle
 from collections import Counter
 from decimal import Decimal
@@ -180,6 +181,21 @@ def test_streams_that_begin_together_keep_step(monkeypatch: pytest.MonkeyPatch) 
     assert [each.latestOffset(start, ReadAllAvailable())["rows"] for each in (early, late)] == [100, 100]
 
 
+def test_a_stream_begins_when_a_file_appears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("watersmeet.spark.source.time.time", lambda: clock[0])
+    stream = reader(rows=1000, rowsPerSecond=10, startsAt=tmp_path / "begin", events="true")
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    clock[0] = 150
+    ticked = stream.latestOffset(start, ReadAllAvailable())
+    assert (ticked["rows"], ticked["ticks"]) == (0, 1), "there are batches before it begins"
+    (tmp_path / "begin").touch()
+    os.utime(tmp_path / "begin", (151, 151))
+    clock[0] = 161
+    assert stream.latestOffset(ticked, ReadAllAvailable())["rows"] == 100
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +213,7 @@ def test_streams_that_begin_together_keep_step(monkeypatch: pytest.MonkeyPatch) 
         ({"rows": "5", "stalls": "10"}, "give ROWS:SECONDS"),
         ({"rows": "5", "stalls": "10:1, 5:1"}, "stalls must be in the order of their rows"),
         ({"rows": "5", "columns": "a, b"}, "give four names"),
+        ({"rows": "5", "startsAt": "soon"}, "give seconds since 1970, or the absolute path of a file"),
         ({"rows": "5", "speed": "9"}, "has no option 'speed'; it takes path, rows, "),
     ],
 )

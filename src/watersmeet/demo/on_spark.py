@@ -29,8 +29,6 @@ TIMING = Timing(
 """About 25 seconds; silences are long enough for several micro-batches."""
 REHEARSAL_ROWS = 3000
 ROWS_PER_BATCH = 20_000
-DELAY = 1.0
-"""Seconds between the start of the query and that of the sources, in which Spark plans."""
 
 
 class SparkEngine:
@@ -70,7 +68,7 @@ class SparkEngine:
         log = out / "spark.log"
         with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as directory:
             place = Path(directory).absolute()
-            with in_plain_words(log), local_session("watersmeet demo", log, place / "spark") as spark:
+            with in_plain_words(log), local_session("watersmeet demo", log, place / "spark", short=True) as spark:
                 rehearsal = SparkRun(
                     spark, Scenario(TIMING, REHEARSAL_ROWS, scenario.seed), memory, place / "rehearsal"
                 )
@@ -106,15 +104,19 @@ class SparkRun:
         for name, table in zip(NAMES, self.scenario.schedule.inputs, strict=True):
             pq.write_table(table, self.place / f"{name}.parquet", row_group_size=8192)
 
-    def query(self, paced: bool = True, starts_at: float = 0.0) -> Any:
+    @property
+    def starting_shot(self) -> Path:
+        """The sources begin when this file appears."""
+        return self.place / "begin"
+
+    def query(self, paced: bool = True) -> Any:
         """Start the pipeline."""
         from watersmeet import spark as wms
         from watersmeet.spark.local import cores
         from watersmeet.spark.source import plain_rows
 
         orders, shipments = (
-            self._stream(name, pace if paced else None, starts_at)
-            for name, pace in zip(NAMES, self.scenario.paces, strict=True)
+            self._stream(name, pace if paced else None) for name, pace in zip(NAMES, self.scenario.paces, strict=True)
         )
         joined = wms.join(
             plain_rows(orders),
@@ -129,14 +131,14 @@ class SparkRun:
             writer = writer.trigger(availableNow=True)
         return writer.start(str(self.target))
 
-    def _stream(self, name: str, pace: Pace | None, starts_at: float) -> Any:
+    def _stream(self, name: str, pace: Pace | None) -> Any:
         reader = (
             self.spark.readStream.format("watersmeet").option("rowsPerBatch", ROWS_PER_BATCH).option("events", True)
         )
         if pace is not None:
             reader = reader.option("rowsPerSecond", pace.rows_per_second).option("rowsPerBurst", pace.burst)
             reader = reader.option("stalls", ", ".join(f"{rows}:{seconds}" for rows, seconds in pace.stalls))
-            reader = reader.option("startsAt", starts_at)
+            reader = reader.option("startsAt", str(self.starting_shot))
         return reader.load(str(self.place / f"{name}.parquet"))
 
     def join(self) -> tuple[Record, Progress]:
@@ -144,22 +146,27 @@ class SparkRun:
         from watersmeet.spark.following import BatchReport, Tally, run_until
         from watersmeet.spark.local import cores
 
-        began = time.time() + DELAY
-        record = Record(reactive=None)
-        tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", began)
+        record = Record(uses_silence=False)
+        tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", time.time())
         phase = "arriving"
         with display(quiet=False) as show:
 
             def look(report: BatchReport | None) -> None:
                 nonlocal phase
-                if report is not None:
+                if not self.starting_shot.exists():
+                    if report is None:
+                        return
+                    # The pipeline has shown that it works, on a batch that had nothing but signs of life.
+                    self.starting_shot.touch()
+                    tally.began = self.starting_shot.stat().st_mtime
+                elif report is not None:
                     tally.add(report)
                     phase = "arriving" if report.rows else "silent"
                     delivered = report.began + report.seconds
-                    record.look(delivered - began, tally.progress(delivered, phase))
+                    record.look(delivered - tally.began, tally.progress(delivered, phase))
                 show(tally.progress(time.time(), phase))
 
-            run_until(self.query(starts_at=began), BatchReport.is_last, look)
+            run_until(self.query(), BatchReport.is_last, look)
             show.clear()
         return record, tally.progress(time.time(), "done", done=True)
 

@@ -26,8 +26,11 @@ class Record:
     """A run of the join; second 0 is when the sources begin."""
 
     samples: list[Sample] = field(default_factory=list)
-    reactive: int | None = 0
-    """Rows found while the inputs were silent; None where silences are not used."""
+    reactive: int = 0
+    """Rows found while the inputs were silent."""
+
+    uses_silence: bool = True
+    """Whether the join finds pairs while the inputs are silent."""
 
     def look(self, now: float, progress: Progress) -> None:
         """Take note of this moment."""

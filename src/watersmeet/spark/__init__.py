@@ -16,7 +16,28 @@ right ─┘                                   │ state of batch N-1 in, state 
 
 from __future__ import annotations
 
-from watersmeet.spark.join_plan import join
-from watersmeet.spark.source import register
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watersmeet.spark.join_plan import join as join
+    from watersmeet.spark.source import register as register
+
+# Where each public name lives. Spark starts many small Python processes, and each imports no more than it needs.
+_HOMES = {
+    "join": "watersmeet.spark.join_plan",
+    "register": "watersmeet.spark.source",
+}
 
 __all__ = ["join", "register"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

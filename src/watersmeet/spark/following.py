@@ -100,7 +100,7 @@ class Tally:
         self.reports: list[BatchReport] = []
         self.results = 0
         self._peak = 0
-        self._written = 0
+        self._spilled = 0
         self._first: float | None = None
 
     def add(self, report: BatchReport) -> None:
@@ -108,7 +108,7 @@ class Tally:
         self.reports.append(report)
         self.results += report.results
         self._peak = max(self._peak, int(report.figures.get("memory", 0)))
-        self._written += int(report.figures.get("written", 0))
+        self._spilled += int(report.figures.get("written", 0))
         if self._first is None and self.results:
             self._first = report.began + report.seconds - self.began
 
@@ -124,7 +124,7 @@ class Tally:
             memory=int(last.figures.get("memory", 0)) if last else 0,
             peak=self._peak,
             budget=self.budget,
-            spilled=self._written,
+            spilled=self._spilled,
             on_disk=int(last.figures.get("state_bytes", 0)) if last else 0,
             phase=phase,
             algorithm=self.algorithm,

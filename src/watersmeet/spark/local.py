@@ -37,11 +37,12 @@ def cores() -> int:
 
 
 @contextmanager
-def local_session(name: str, log: Path, scratch: Path | None = None) -> Iterator[SparkSession]:
+def local_session(name: str, log: Path, scratch: Path, short: bool = False) -> Iterator[SparkSession]:
     """The session that this process has, or one of a local Spark that ends with the block.
 
     :param log: the file that Spark and its workers write to, instead of the terminal.
     :param scratch: where Spark keeps what it needs while it runs.
+    :param short: whether less than a minute of work is ahead, for which thorough compiling does not pay.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PySpark's own modules say while they are imported
@@ -61,10 +62,11 @@ def local_session(name: str, log: Path, scratch: Path | None = None) -> Iterator
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(cores()))
+        .config("spark.local.dir", str(scratch))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
     )
-    if scratch is not None:
-        builder = builder.config("spark.local.dir", str(scratch))
-        builder = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    if short:
+        builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     interrupt = signal.getsignal(signal.SIGINT)
     orderly = False
     try:

@@ -15,7 +15,7 @@ and a query that is started again goes on at the row, and at the second of the p
 | `path` | a file or glob: Parquet, CSV, NDJSON, Arrow IPC |
 | `rows`, `keys`, `skew`, `width`, `seed`, `columns` | instead of a path: so many generated rows, of so many keys |
 | `rowsPerSecond`, `rowsPerBurst`, `stalls` | the pace: `"9000:1.5"` is a silence of 1.5 s after 9,000 rows |
-| `startsAt` | when second 0 is, in seconds since 1970, so that several streams keep step |
+| `startsAt` | when second 0 is: seconds since 1970, or a file that will appear; lets several streams keep step |
 | `rowsPerBatch` | admission control: a micro-batch takes no more |
 | `rowsPerTask` | how many rows one task reads at most |
 | `events`, `tickSeconds` | whether the stream tells of its silences and its end |
@@ -33,6 +33,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -273,9 +274,19 @@ class ReplayReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._paced:
             return ENDLESS
         if self._began is None:
-            self._last_change = now
-            self._began = self._options.starts_at
+            self._last_change = self._last_change or now
+            self._began = self._beginning(start, now)
             if self._began is None:
-                # A query that goes on does so in the second in which its last row came.
-                self._began = now - (self._options.pace.until(start.rows))
+                return start.rows
         return self._options.pace.ready(now - self._began)
+
+    def _beginning(self, start: Offset, now: float) -> float | None:
+        """When second 0 was or will be; None as long as that is not known."""
+        moment = self._options.starts_at
+        if isinstance(moment, Path):
+            try:
+                return moment.stat().st_mtime
+            except FileNotFoundError:
+                return None
+        # A query that goes on does so in the second in which its last row came.
+        return now - self._options.pace.until(start.rows) if moment is None else moment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -37,8 +38,8 @@ class SourceOptions:
     path: str | None
     recipe: Recipe | None
     pace: Pace
-    starts_at: float | None
-    """Seconds since 1970 at which the stream begins; when it is first asked for rows unless given."""
+    starts_at: float | Path | None
+    """When second 0 is, in seconds since 1970, or the file whose appearance it is; the first question unless given."""
     rows_per_batch: int | None
     rows_per_task: int
     events: bool
@@ -60,7 +61,7 @@ class SourceOptions:
             path=options.get("path"),
             recipe=_recipe(options, take),
             pace=Pace(take("rowsPerSecond", float, None), take("rowsPerBurst", _count, 1), take("stalls", _stalls, ())),
-            starts_at=take("startsAt", float, None),
+            starts_at=take("startsAt", _moment, None),
             rows_per_batch=take("rowsPerBatch", _count, None),
             rows_per_task=take("rowsPerTask", _count, ROWS_PER_TASK),
             events=take("events", _truth, False),
@@ -126,6 +127,15 @@ def _seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise _Wanted("give a number of at least 0")
     return number
+
+
+def _moment(text: str) -> float | Path:
+    if Path(text).is_absolute():
+        return Path(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise _Wanted("give seconds since 1970, or the absolute path of a file that will appear") from None
 
 
 def _truth(text: str) -> bool:
