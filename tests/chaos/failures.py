@@ -65,7 +65,7 @@ class Trial:
 
     def running(self) -> tuple[int, Note]:
         """At a random moment, a process that is inside a task of the join, and what it is at."""
-        while True:
+        for _ in range(20):
             self.work.offer(files=1)
             time.sleep(self.rng.uniform(0, 1))
             if self.job.wait_running(timeout=20) is not None:
@@ -73,6 +73,8 @@ class Trial:
                 found = self.job.wait_running(timeout=0.5)
                 if found is not None:
                     return found
+            self.job.drain()  # says what is wrong if the query has ended
+        raise AssertionError("the query takes in files, but no task of the join was ever seen")
 
     def until_it_hits(self, attempt: Callable[[], str]) -> str:
         """A kill may come just after its task was done: then nothing had to be done again, and it does not count."""

@@ -62,7 +62,7 @@ class Job:
         self._answers = queue.Queue()
         self._reader = threading.Thread(target=_pass_on, args=(self._process.stdout, self._answers), daemon=True)
         self._reader.start()
-        self._answer("to its start", 120)
+        self._answer("to its start", 300)
         self.tell("start")
 
     def tell(self, what: str, timeout: float = 240) -> dict[str, Any]:

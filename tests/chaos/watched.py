@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +110,25 @@ class Watch:
 
 
 _watch: Watch | None = None
-_before, _publish = GroupState.before, GroupState.publish
 
 
-def _watched_before(self: GroupState) -> Any:
-    found = _before(self)
-    if _watch is not None:
-        _watch.reach("read")
-    return found
+def _noted(method: Callable[..., Any], step: str) -> Callable[..., Any]:
+    """A method that notes a step once it is done."""
+
+    @wraps(method)
+    def wrapper(*given: Any) -> Any:
+        found = method(*given)
+        if _watch is not None:
+            _watch.reach(step)
+        return found
+
+    return wrapper
 
 
-def _watched_publish(self: GroupState, held: Any) -> None:
-    _publish(self, held)
-    if _watch is not None:
-        _watch.reach("published")
+_WATCHED = {
+    name: _noted(getattr(GroupState, name), step)
+    for name, step in (("latest", "read"), ("publish", "published"), ("publish_once", "published"))
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,8 @@ class Watched:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         global _watch
-        GroupState.before, GroupState.publish = _watched_before, _watched_publish  # type: ignore[method-assign]
+        for name, method in _WATCHED.items():
+            setattr(GroupState, name, method)
         _watch = watch = Watch(Path(self.place), self.pause)
         try:
             watch.reach("begun")

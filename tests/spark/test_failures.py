@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from chaos.failures import Trial, damage, kill_driver, kill_worker, raise_after_publication
 from chaos.handle import Job
-from chaos.work import Work
+from chaos.work import Work, difference
 
 
 @pytest.fixture
@@ -29,3 +30,14 @@ def test_the_sink_has_every_pair_once_after_any_failure(trial: Trial) -> None:
     trial.check_with_spark()
     assert trial.checks >= 7
     assert trial.pairs > 10_000
+
+
+def test_the_comparison_sees_a_pair_that_is_lost_and_one_that_comes_twice() -> None:
+    expected = Counter({("a", 1): 2, ("b", 1): 1})
+    assert difference(Counter(expected), expected) == ""
+    assert difference(Counter({("a", 1): 1, ("b", 1): 1}), expected).startswith(
+        "1 pairs are missing (such as ('a', 1))"
+    )
+    assert "and 1 are too many (such as ('b', 1)) of 3" in difference(expected + Counter([("b", 1)]), expected)
+    swapped = Counter({("a", 1): 1, ("b", 1): 2})
+    assert "1 pairs are missing" in difference(swapped, expected) and "1 are too many" in difference(swapped, expected)

@@ -155,3 +155,14 @@ def test_states_that_do_not_belong_are_refused(spark: Any, tmp_path: Path) -> No
     segment.write_bytes(content)
     streams.run()
     assert streams.found() == streams.expected()
+
+
+def test_a_batch_without_a_single_key_is_a_batch_like_any_other(spark: Any, tmp_path: Path) -> None:
+    streams = Streams(spark, tmp_path, ["k0"])
+    frames = random_frames(spark, np.random.default_rng(14), ["long"], (60, 60))
+    for condition in ("true", "k0 is null", "k0 is null", "true"):
+        streams.add(*(frame.where(condition) for frame in frames))
+    streams.run()
+    assert sorted(streams.seen) == [0, 1, 2, 3]
+    assert [streams.seen[number][0].num_rows for number in (1, 2)] == [0, 0]
+    assert streams.found() == streams.expected()
