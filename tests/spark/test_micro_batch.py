@@ -39,10 +39,14 @@ class Group:
         self.next = 0
         self.last: MicroBatchJoin | None = None
 
+    def state(self, number: int) -> GroupState:
+        """The state as a batch finds it."""
+        return GroupState(self.path, Batch(number, "run"), retain=3, lineage=ONE_RUN)
+
     def batch(self, pieces: Pieces, number: int | None = None) -> list[pa.RecordBatch]:
         """Run a batch, the next one unless told; each with its own mappings, as another process would."""
         number = self.next if number is None else number
-        group = GroupState(self.path, Batch(number, "run"), retain=3, lineage=ONE_RUN)
+        group = self.state(number)
         held = group.before()
         join = MicroBatchJoin(self.spec, self.memory, group.store, group.name, OpenSegments())
         join.receive(pieces)
@@ -197,3 +201,24 @@ def test_rows_of_one_pass_are_left_in_a_few_runs_and_all_found() -> None:
     assert found[1] == found[4]
     assert found[1].total() == _count(left, right)
     assert found[4, "written"] < found[1, "written"]
+
+
+def test_no_small_batch_pays_for_merging_a_long_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(10)
+    left, right = _integers(rng, 9_000, 3_000, "a"), _integers(rng, 9_000, 3_000, "b")
+    group = Group(tmp_path / "g", JoinSpec(left.schema, right.schema, parse_on("id")), LEAST)
+    found = start = merging = 0
+    for size in [4_000, *[100] * 50]:
+        pieces = [(0, left.slice(start, size)), (1, right.slice(start, size))]
+        start += size
+        found += sum(batch.num_rows for batch in group.batch(pieces))
+        held = group.state(group.next).before()
+        assert all(sum(run.rows for run in runs) == start for runs in held.runs)
+        assert all(len(runs) < 14 for runs in held.runs)
+        merging += any(run.taking for runs in held.runs for run in runs)
+        if size == 100:
+            refs = [ref for run in held.runs[0] for ref in run.segments if batch_of(ref.name) == held.batch]
+            assert 0 < sum(ref.rows for ref in refs) < 1_500
+    lefts, rights = left.slice(0, start), right.slice(0, start)
+    assert found == _count(lefts, rights)
+    assert merging > 5

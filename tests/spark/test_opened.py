@@ -111,7 +111,8 @@ def test_merged_runs_have_the_rows_of_all_in_order(store: FileStore) -> None:
     runs = [write(store, *each, name=f"left-{i}") for i, each in enumerate(zip(hashes, arrays, strict=True))]
     counter = iter(range(1_000))
     types = [array.type for array in arrays[0]]
-    merged = merge(runs, types, store, OpenSegments(), lambda: f"right-{next(counter)}", SIZES)
+    merged, left = merge(runs, types, store, OpenSegments(), lambda: f"right-{next(counter)}", SIZES)
+    assert not left
     assert merged.rows == 3 * ROWS
     segments = [OpenSegments().get(store, ref) for ref in merged.segments]
     found = np.concatenate([segment.hashes(0, segment.ref.rows) for segment in segments])
@@ -121,3 +122,26 @@ def test_merged_runs_have_the_rows_of_all_in_order(store: FileStore) -> None:
         expected = pa.concat_arrays([each[column] for each in arrays]).take(pa.array(order))
         gathered = [segment.gather(column, np.arange(segment.ref.rows, dtype=np.int32)) for segment in segments]
         assert pa.concat_arrays(gathered).equals(expected)
+
+
+def test_a_merge_that_stops_leaves_what_it_has_not_taken(store: FileStore) -> None:
+    rng = np.random.default_rng(5)
+    hashes = [np.sort(rng.integers(-60, 60, ROWS)), np.sort(rng.integers(-400, 400, ROWS // 3))]
+    arrays = [columns(rng, len(each)) for each in hashes]
+    left = [write(store, *each, name=f"left-{i}") for i, each in enumerate(zip(hashes, arrays, strict=True))]
+    counter, types = iter(range(1_000)), [array.type for array in arrays[0]]
+    done: list[Run] = []
+    while left:
+        before = sum(run.rows for run in left)
+        part, left = merge(left, types, store, OpenSegments(), lambda: f"right-{next(counter)}", SIZES, limit=500)
+        assert part.rows + sum(run.rows for run in left) == before
+        assert part.rows >= 500 or not left
+        assert all(run.segments[0].first > part.segments[-1].last for run in left)
+        done.append(part)
+    assert len(done) > 3
+    segments = [OpenSegments().get(store, ref) for run in done for ref in run.segments]
+    found = np.concatenate([segment.hashes(0, segment.ref.rows) for segment in segments])
+    assert np.array_equal(found, np.sort(np.concatenate(hashes)))
+    numbers = [segment.gather(0, np.arange(segment.ref.rows, dtype=np.int32)) for segment in segments]
+    everything = [number for each in arrays for number in each[0].to_pylist()]
+    assert sorted(pa.concat_arrays(numbers).to_pylist()) == sorted(everything)

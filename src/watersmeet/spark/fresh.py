@@ -30,6 +30,7 @@ class Fresh(BatchRows):
         self.first, self.last = int(hashes[0]), int(hashes[-1])
         """The smallest and the largest hash."""
         self.widest = widest_row(columns)
+        """Bytes of the widest row."""
 
     def hashes(self, start: int, stop: int) -> Int64:
         """The hashes of a stretch of rows."""

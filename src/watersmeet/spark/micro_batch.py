@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from watersmeet.core.spec import JoinSpec
 from watersmeet.memory import Budget
 from watersmeet.spark.fresh import Fresh
-from watersmeet.spark.merging import merge, to_merge
+from watersmeet.spark.merging import CATCH_UP, SMALL_RUN, merge, to_merge
 from watersmeet.spark.opened import OpenSegment, OpenSegments, Stretch
 from watersmeet.spark.received import Received
-from watersmeet.spark.runs import Run
+from watersmeet.spark.runs import Run, SegmentRef
 from watersmeet.spark.sizes import MOST_MERGED, Sizes
 from watersmeet.spill.file_store import FileStore
 from watersmeet.state.keys import KeyCodec
@@ -119,17 +119,47 @@ class MicroBatchJoin:
     def _merge_side(self, side: int, old: tuple[Run, ...]) -> tuple[Run, ...]:
         fresh = self._fresh[side]
         runs: list[Run | Fresh] = [*old, *self._new[side], *([] if fresh is None else [fresh])]
-        if len(runs) == len(old):
+        new = sum(run.rows for run in runs[len(old) :])
+        if not new:
             return old
-        while count := to_merge([run.rows for run in runs]):
+        limit = max(self._sizes.merge_rows, CATCH_UP * new)
+        begun = next((i for i, run in enumerate(old) if run.taking), None)
+        free = 0 if begun is None else begun + 1 + old[begun].taking
+        small = min(SMALL_RUN, self._sizes.merge_rows)
+        while count := to_merge([run.rows for run in runs[free:]], small):
+            if sum(run.rows for run in runs[-count:]) > limit:
+                if begun is None:
+                    break
+                while count and sum(run.rows for run in runs[-count:]) > limit:  # the others wait until that is done
+                    count -= 1
+                if count < 2:
+                    break
             runs[-count:] = [self._merge(side, runs[-count:])]
-        return tuple(self._received.write_run(side, run) if isinstance(run, Fresh) else run for run in runs)
+        written = [self._received.write_run(side, run) if isinstance(run, Fresh) else run for run in runs]
+        if begun is None and count:
+            begun = len(written) - count
+            written.insert(begun, Run((), taking=count))
+        if begun is not None:
+            self._go_on(side, written, begun, limit)
+        return tuple(written)
+
+    def _go_on(self, side: int, runs: list[Run], begun: int, limit: int) -> None:
+        """Merge some more of the runs that are being merged into one that was begun."""
+        end = begun + 1 + runs[begun].taking
+        part, rest = merge(runs[begun + 1 : end], *self._merging(side), limit)
+        grown = runs[begun].segments + part.segments
+        if len(rest) == 1:  # nothing is left to merge it with
+            grown, rest = grown + rest[0].segments, []
+        runs[begun:end] = [Run(grown, taking=len(rest)), *rest]
 
     def _merge(self, side: int, runs: Sequence[Run | Fresh]) -> Run:
         if len(runs) == 1 and isinstance(runs[0], Run):
             return runs[0]
-        types, names = self._plans[side].types, partial(self._names, side)
-        return merge(runs, types, self._store, self._segments, names, self._sizes)
+        return merge(runs, *self._merging(side))[0]
+
+    def _merging(self, side: int) -> tuple[Sequence[pa.DataType], FileStore, OpenSegments, Callable[[], str], Sizes]:
+        """What merging needs to know."""
+        return self._plans[side].types, self._store, self._segments, partial(self._names, side), self._sizes
 
     def results(self, old: Sides) -> Iterator[pa.RecordBatch]:
         """All pairs of new rows with old rows and with each other, in bounded batches."""
@@ -140,21 +170,21 @@ class MicroBatchJoin:
         """Look the new rows of a side up in runs of the other, and in its new rows."""
         if not runs and fresh is None:
             return
-        for new in self._new_rows(side):
-            self._pairs.widest[side] = new.widest
-            for start in range(0, new.rows, _SLICE_ROWS):
-                hashes = new.hashes(start, min(new.rows, start + _SLICE_ROWS))
+        for described, new in self._new_rows(side):
+            self._pairs.widest[side] = described.widest
+            for start in range(0, described.rows, _SLICE_ROWS):
+                hashes = new.hashes(start, min(described.rows, start + _SLICE_ROWS))
                 for run in runs:
                     yield from self._look_up_slice(side, new, start, hashes, run)
                 if fresh is not None:
-                    yield from self._meet(side, new, start, hashes, fresh)
+                    yield from self._meet(side, new, start, hashes, fresh, fresh)
 
-    def _new_rows(self, side: int) -> Iterator[Fresh | OpenSegment]:
+    def _new_rows(self, side: int) -> Iterator[tuple[Fresh | SegmentRef, Fresh | OpenSegment]]:
         fresh = self._fresh[side]
         if fresh is not None:
-            yield fresh
+            yield fresh, fresh
         for ref in (ref for run in self._new[side] for ref in run.segments):
-            yield self._segments.get(self._store, ref)
+            yield ref, self._segments.get(self._store, ref)
 
     def _look_up_slice(
         self, side: int, new: Fresh | OpenSegment, start: int, hashes: Int64, run: Run
@@ -163,16 +193,22 @@ class MicroBatchJoin:
         for ref in run.segments[bisect_left(run.segments, int(hashes[0]), key=lambda ref: ref.last) :]:
             if ref.first > hashes[-1]:
                 break
-            yield from self._meet(side, new, start, hashes, self._segments.get(self._store, ref))
+            yield from self._meet(side, new, start, hashes, ref, self._segments.get(self._store, ref))
 
     def _meet(
-        self, side: int, new: Fresh | OpenSegment, start: int, hashes: Int64, found: Fresh | OpenSegment
+        self,
+        side: int,
+        new: Fresh | OpenSegment,
+        start: int,
+        hashes: Int64,
+        described: Fresh | SegmentRef,
+        found: Fresh | OpenSegment,
     ) -> Iterator[pa.RecordBatch]:
-        """The pairs of a slice of new rows with rows of the other side."""
-        low = int(np.searchsorted(hashes, found.first, "left"))
-        high = int(np.searchsorted(hashes, found.last, "right"))
+        """The pairs of a slice of new rows with rows of the other side, of which a description says what counts."""
+        low = int(np.searchsorted(hashes, described.first, "left"))
+        high = int(np.searchsorted(hashes, described.last, "right"))
         if low < high:
-            self._pairs.widest[1 - side] = found.widest
+            self._pairs.widest[1 - side] = described.widest
             yield from self._pairs_of(hashes[low:high], found, Between(side, Stretch(new, start + low), found))
 
     def _pairs_of(self, hashes: Int64, found: Fresh | OpenSegment, between: Between) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ any group, and finds everything in the state directory.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import OrderedDict
 
 import numpy as np
@@ -46,7 +47,6 @@ class OpenSegment:
             self._heads = self._segment.array("heads")
         except SegmentError as error:
             raise self._refused(error) from error
-        self.rows, self.first, self.last, self.widest = ref.rows, ref.first, ref.last, ref.widest
         self._bits = int(self._segment.meta["bits"])
         self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self.ends = np.cumsum([self._segment.page_rows(page) for page in range(self._segment.pages)])
@@ -59,6 +59,15 @@ class OpenSegment:
     def hashes(self, start: int, stop: int) -> Int64:
         """The hashes of a stretch of rows."""
         return self._entries[2 * start : 2 * stop : 2].copy()
+
+    def row_of(self, hash_: int) -> int:
+        """The first row whose hash is this or larger."""
+        if self._entries[0] >= hash_:
+            return 0
+        page = bisect_left(self.ends, hash_, key=lambda end: self._entries[2 * (end - 1)])
+        start = self._start(page)
+        stop = int(self.ends[page]) if page < len(self.ends) else start
+        return start + int(np.searchsorted(self.hashes(start, stop), hash_, "left"))
 
     def parts_of(self, hashes: Int64) -> Int32:
         """The bucket of each hash."""

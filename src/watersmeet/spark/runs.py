@@ -36,12 +36,16 @@ _LEAST_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """What a manifest says of a segment: enough to know whether it must be opened, and whether it is the right one."""
+    """What a manifest says of a segment: enough to know whether it must be opened, and whether it is the right one.
+
+    The rows at its beginning may have been merged into another run already: then `first` is larger than their hashes.
+    """
 
     name: str
     rows: int
+    """Those that have not been merged elsewhere."""
     first: int
-    """The smallest hash in it."""
+    """The smallest hash of these."""
     last: int
     """The largest."""
     widest: int
@@ -58,20 +62,23 @@ class Run:
     """Segments whose rows, one segment after the other, are sorted by hash."""
 
     segments: tuple[SegmentRef, ...]
+    taking: int = 0
+    """How many of the next newer runs are being merged into this one, from their smallest hashes on."""
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
         return sum(segment.rows for segment in self.segments)
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> dict[str, Any]:
         """The run for a manifest."""
-        return [{name: getattr(segment, name) for name in _REF_FIELDS} for segment in self.segments]
+        segments = [{name: getattr(segment, name) for name in _REF_FIELDS} for segment in self.segments]
+        return {"segments": segments, "taking": self.taking}
 
     @classmethod
-    def from_json(cls, found: list[dict[str, Any]]) -> Run:
+    def from_json(cls, found: dict[str, Any]) -> Run:
         """The run that a manifest names."""
-        return cls(tuple(SegmentRef(**segment) for segment in found))
+        return cls(tuple(SegmentRef(**segment) for segment in found["segments"]), found["taking"])
 
 
 def index_bits(rows: int) -> int:

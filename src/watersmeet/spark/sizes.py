@@ -16,6 +16,9 @@ INDEX_BYTES = 40
 MOST_MERGED = 8
 """Runs that are merged at once."""
 
+_MOST_ROWS = 1 << 19
+"""Merged in a batch, a fraction of a second's work; much fewer, and runs would have very many segments."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -30,6 +33,8 @@ class Sizes:
     """Of rows received and not yet written; sorting them takes as much again."""
     segment_rows: int
     """Rows of one segment, whose index is built in memory."""
+    merge_rows: int
+    """Rows that a batch merges of a run that is too long to be merged at once."""
     page_bytes: int
     pairs: int
     output_bytes: int
@@ -44,6 +49,7 @@ class Sizes:
         return cls(
             received_bytes=memory // 4,
             segment_rows=memory // 8 // INDEX_BYTES,
+            merge_rows=min(memory // 16 // INDEX_BYTES, _MOST_ROWS),
             page_bytes=_between(4 * _KIB, memory // 64, _MIB),
             pairs=_between(64, memory // 16 // PAIR_BYTES, 65_536),
             output_bytes=_between(8 * _KIB, memory // 16, 8 * _MIB),

@@ -32,7 +32,7 @@ from watersmeet.spark.lineage import Lineage, enter, token
 from watersmeet.spark.runs import Run
 from watersmeet.spill.file_store import FileStore
 
-FORMAT = 2
+FORMAT = 3
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
 RESULTS = "results"
@@ -325,7 +325,7 @@ def _files(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
     if RESULTS in manifest:
         return frozenset([*manifest[SEGMENTS], *manifest[RESULTS]])
-    return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run)
+    return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run["segments"])
 
 
 def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
