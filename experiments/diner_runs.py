@@ -31,7 +31,7 @@ def contest(
     schedule = streams.arriving(keys, seed, delay)
     rows = round(memory * schedule.total_rows) if memory <= 1 else round(memory)
     machine = streams.machine(rows, schedule.end_time)
-    contestant = streams.contestant(join, scale, outer_blocks)
+    contestant = streams.contestant(join, scale, machine.memory_rows, outer_blocks)
     if width is None:
         return measured(run(contestant, schedule, machine), equal_pairs(schedule))
     return measured(run(contestant, schedule, machine, on=band("key", width)), close_pairs(schedule, width))

@@ -21,13 +21,16 @@ REAL = ("calm stock", "lively stock", "weather")
 _QUANTA = 1000
 """So many hand-overs in a transmission."""
 _LEAST_MEMORY = 400
+_MEMORY_OF_THE_PAPER = 2 * DINER.tuples * DINER.memory_share
 
 
-def contestant(join: str, scale: float = 1.0, outer_blocks: int = DINER.max_outer_blocks) -> Contestant:
-    """A join as the paper ran it."""
+def contestant(
+    join: str, scale: float = 1.0, memory_rows: int = 0, outer_blocks: int = DINER.max_outer_blocks
+) -> Contestant:
+    """A join as the paper ran it; of less memory than the paper's 10,000 tuples, outer blocks take the same part."""
     if join == "DINER":
-        patience = new_arrivals(scale)
-        return Contestant.of("DINER", "diner", max_new_arrivals=patience, max_outer_blocks=outer_blocks)
+        blocks = outer_blocks if not memory_rows else max(1, round(outer_blocks * memory_rows / _MEMORY_OF_THE_PAPER))
+        return Contestant.of("DINER", "diner", max_new_arrivals=new_arrivals(scale), max_outer_blocks=blocks)
     if join == "PMJ":
         return Contestant.of("PMJ", "pmj", prompt=False)
     return Contestant.of(join, join.lower(), prompt=False)

@@ -158,7 +158,9 @@ def partitions_for(memory_rows: int, most: int) -> int:
 
 
 def measured(trace: Trace, total: int) -> Measured:
-    """The numbers of a run: results online, their share of all, the input buffer, the work done; and curves."""
+    """The numbers of a run: results online, their share of all, the fullest input buffer of the reactive phase, how
+    long the clean-up took; and curves.
+    """
     grid = np.linspace(0.0, trace.last_arrival, GRID + 1)
     at = np.searchsorted(trace.time, grid, side="right") - 1
     results = trace.results[at].astype(np.float64)
@@ -168,7 +170,7 @@ def measured(trace: Trace, total: int) -> Measured:
         "online": float(trace.online),
         "share": trace.online / total if total else 1.0,
         "total": float(total),
-        "buffer": float(trace.peak_input_buffer),
+        "buffer": float(max(trace.input_buffer[trace.phase == "reactive"], default=0)),
         "after": trace.end - trace.last_arrival,
         "last arrival": trace.last_arrival,
     }

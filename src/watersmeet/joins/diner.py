@@ -30,7 +30,7 @@ Int64 = NDArray[np.int64]
 
 _BLOCKS_IN_MEMORY = 8
 """A disk block holds about this part of the memory: each flush moves the rows that stay, so it should be worth it."""
-_BLOCKS_OF_OUTER = 2
+_BLOCKS_OF_OUTER = 1
 _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
 

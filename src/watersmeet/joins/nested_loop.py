@@ -115,10 +115,11 @@ class Loop:
         assert not self.current or (self.loaded and self.current < self.joined[self.inner])
 
 
-def load_block(join: Diner, side: int, table: SortedSide, number: int, needed: bool) -> bool:
+def load_block(join: Diner, side: int, table: SortedSide, number: int, needed: bool, may_flush: bool = False) -> bool:
     """Bring a block back into a table, whose index must then be built; False, and nothing changed, if it does not fit.
 
-    For a block that is needed room is made, and an error says so if even that is not enough.
+    For a block that is needed room is made, as it is where rows may be flushed for it; an error says so if even that is
+    not enough for a block that is needed.
     """
     disk = join.disks[side]
     before = table.rows
@@ -129,7 +130,7 @@ def load_block(join: Diner, side: int, table: SortedSide, number: int, needed: b
             some = page.slice(start, min(count, len(page) - start))
             parts = np.zeros(len(some), np.int32)
             claim = partial(table.reserve, parts, some.columns)
-            if join.secure(claim) if needed else claim():
+            if join.secure(claim) if needed or may_flush else claim():
                 rows = table.append(some.hashes, parts, some.columns, some.ticks, grow_index=False)
                 table.set_departed(rows, page.departed)
                 join.meter.inserts += len(some)
@@ -217,7 +218,10 @@ class NestedLoop:
             most = min(most, self._most_blocks)
         rows = table.rows
         needed = not self._loading or loop.loaded > 0
-        if self._loading < most and load_block(join, loop.outer, table, first + self._loading, needed):
+        # As many as are allowed, even if rows in memory have to go for them: what they meet is read once for all. But
+        # not beyond half of the memory, or next to nothing would be left for arrivals to meet.
+        may_flush = self._most_blocks is not None and 2 * table.nbytes < join.budget.total - join.sizing.buffers
+        if self._loading < most and load_block(join, loop.outer, table, first + self._loading, needed, may_flush):
             self._loading += 1
             return table.rows - rows
         table.fit_index()

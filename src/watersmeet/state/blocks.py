@@ -55,7 +55,8 @@ class SortedBlocks:
         self._claim = claim
         self._meter = meter
         self._open: Segment | None = None
-        self._last_read: tuple[str, int] | None = None
+        self._last_read: int | None = None
+        """The page at which the disk stands, counted from the first block's first."""
         self._departed, self._first, self._last = array("q"), array("q"), array("q")
         self._first_pages, self._page_ends = array("q", [0]), array("q")
 
@@ -83,6 +84,7 @@ class SortedBlocks:
         ends = write_rows(self._store, name, source, rows, page_bytes)
         self._meter.pages_written += len(ends)
         self._meter.seeks += 1
+        self._last_read = None
         return Block(name, tick, int(words[0]), int(words[-1]), ends)
 
     def try_add(self, block: Block) -> bool:
@@ -103,13 +105,15 @@ class SortedBlocks:
         """A page of a block."""
         block = self[number]
         if self._open is None or self._open.name != block.segment:
-            self.release()
+            self._close()
             self._open = Segment.open(self._store, block.segment)
         batch = self._open.read_page(page)
-        if self._last_read != (block.segment, page):
+        # Blocks lie on the disk in the order in which they were written, so that the next one's first page follows.
+        place = self._first_pages[number] + page
+        if self._last_read != place:
             self._meter.pages_read += 1
-            self._meter.seeks += self._last_read != (block.segment, page - 1)
-            self._last_read = (block.segment, page)
+            self._meter.seeks += self._last_read is None or place != self._last_read + 1
+            self._last_read = place
         return Page.of(batch, -1, block.departed)
 
     def arrivals(self, number: int) -> Int64:
@@ -121,10 +125,13 @@ class SortedBlocks:
 
     def release(self) -> None:
         """Unmap the segment that was read last."""
+        self._close()
+        self._last_read = None
+
+    def _close(self) -> None:
         if self._open is not None:
             self._open.close()
             self._open = None
-        self._last_read = None
 
     def drop(self) -> list[str]:
         """Forget all blocks; returns their segments, for the caller to remove."""
