@@ -79,7 +79,7 @@ def common_band_form(left: pa.DataType, right: pa.DataType, width: Width) -> Ban
     kind = _time_kind(left)
     if kind is None or kind != _time_kind(right) or not isinstance(width, timedelta):
         return None
-    sizes = _tick(left), _tick(right)
+    sizes = tick_nanoseconds(left), tick_nanoseconds(right)
     unit = min(sizes)
     factors = (sizes[0] // unit, sizes[1] // unit)
     outgrows = any(
@@ -164,8 +164,8 @@ def _time_kind(plain: pa.DataType) -> str | None:
     return "duration" if types.is_duration(plain) else None
 
 
-def _tick(plain: pa.DataType) -> int:
-    """Nanoseconds that the stored integer counts."""
+def tick_nanoseconds(plain: pa.DataType) -> int:
+    """Nanoseconds that the stored integer of a date, timestamp, time of day or duration counts."""
     if types.is_date32(plain):
         return _DAY
     return NANOSECONDS["ms" if types.is_date64(plain) else plain.unit]

@@ -37,3 +37,7 @@ class ProtocolError(WatersmeetError, RuntimeError):
 
 class RelationError(WatersmeetError):
     """A relation on disk cannot be opened or changed: it is not there, another writer has it, rows break its rules."""
+
+
+class LateRowError(WatersmeetError):
+    """A row came later than was allowed, and the join was told to stop then."""

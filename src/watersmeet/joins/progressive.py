@@ -373,7 +373,7 @@ class ProgressiveJoin(ABC):
     def _next_task(self) -> Task | None:
         for side, intake in enumerate(self._intakes):
             if intake.rows:
-                return Arrival(self, side, *intake.next())
+                return self._arrival(side, *intake.next())
             if self._ended[side] and not self._closed[side]:
                 self._closed[side] = True
                 self._input_closed(side)
@@ -382,6 +382,9 @@ class ProgressiveJoin(ABC):
             self._done = task is None
             return task
         return self._reactive_task() if self._stalled else None
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return Arrival(self, side, batch, numbers)
 
     def _status(self) -> Status:
         if self.pairs.waiting or self._arrivals_wait:
@@ -496,6 +499,11 @@ class ProgressiveJoin(ABC):
         join._load(snapshot)
         return join
 
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        arrival = self._arrival(state["side"], batch, numbers)
+        arrival.resume(state)
+        return arrival
+
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         """The segments and the state that only this operator has."""
         return [], {}
@@ -551,16 +559,18 @@ class ProgressiveJoin(ABC):
         self._load_own(state)
         self.saver.load(snapshot)
         waiting = self.saver.load_waiting(snapshot)
-        task = state["task"]
-        if task is not None and task["kind"] == "arrival":
-            at_hand = waiting[task["side"]].pop(0)
-            assert at_hand.numbers is not None
-            arrival = Arrival(self, task["side"], at_hand.batch, at_hand.numbers)
-            arrival.resume(task)
-            self._task = arrival
-        elif task is not None:
-            self._task = self._load_task(task)
+        self._load_tasks(state, waiting)
         for side, batches in enumerate(waiting):
             self._intakes[side].numbered = state["numbered"][side]
             for received in batches:
                 self._intakes[side].resume(received)
+
+    def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
+        """Take over the work that was at hand; its rows are the first that wait."""
+        task = state["task"]
+        if task is not None and task["kind"] == "arrival":
+            at_hand = waiting[task["side"]].pop(0)
+            assert at_hand.numbers is not None
+            self._task = self._resumed_arrival(task, at_hand.batch, at_hand.numbers)
+        elif task is not None:
+            self._task = self._load_task(task)

@@ -57,7 +57,7 @@ def _within(left: pa.Table, right: pa.Table, band: Band, pairs: list[tuple[int, 
     kinds = [_value_type(column.type) for column in columns]
     exact = not any(pa.types.is_floating(kind) for kind in kinds)
     left_values, right_values = (
-        _each(_comparable(column, other), Decimal if exact else _as_number)
+        _each(comparable_values(column, other), Decimal if exact else _as_number)
         for column, other in zip(columns, reversed(kinds), strict=True)
     )
     width = _exact_width(band.width) if exact else float(band.width)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def _pick(column: pa.ChunkedArray, rows: list[int]) -> pa.ChunkedArray:
 def _keys(mine: pa.Table, other: pa.Table, spec: JoinSpec, side: int) -> list[Any]:
     """One comparable value for each row, None for a row that matches nothing."""
     columns = [
-        _comparable(mine.column(equal.column(side)), other.column(equal.column(1 - side)).type)
+        comparable_values(mine.column(equal.column(side)), other.column(equal.column(1 - side)).type)
         for equal in spec.equalities
     ]
     if not columns:
@@ -121,7 +121,8 @@ def _keys(mine: pa.Table, other: pa.Table, spec: JoinSpec, side: int) -> list[An
     return [None if None in row else row for row in zip(*columns, strict=True)]
 
 
-def _comparable(column: pa.ChunkedArray, other: pa.DataType) -> list[Any]:
+def comparable_values(column: pa.ChunkedArray, other: pa.DataType) -> list[Any]:
+    """A column's values as Python compares them with those of a column of another type; times are in nanoseconds."""
     column = _decoded(column)
     kind, other = column.type, _value_type(other)
     if pa.types.is_floating(kind) or pa.types.is_floating(other):

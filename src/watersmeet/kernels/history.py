@@ -44,3 +44,21 @@ def within(rectangles: Any, left: Int64, right: Int64, met: Any) -> None:
             if rectangles[k, 0] <= left[i] < rectangles[k, 1] and rectangles[k, 2] <= right[i] < rectangles[k, 3]:
                 met[i] = True
                 break
+
+
+@kernel
+def within_stays(stays: Int64, blocks: Int64, arrived: Int64, met: Any) -> None:
+    """met[i] if one of the stays (block, since, until), sorted by block, is of this block and around this arrival."""
+    count = stays.shape[1]
+    for i in range(blocks.shape[0]):
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if stays[0, middle] < blocks[i]:
+                low = middle + 1
+            else:
+                high = middle
+        while low < count and stays[0, low] == blocks[i]:
+            if stays[1, low] < arrived[i] < stays[2, low]:
+                met[i] = True
+            low += 1

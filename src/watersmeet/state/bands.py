@@ -115,6 +115,26 @@ class BandCodec:
         close[rows] = [abs(l - r) <= self.form.width for l, r in zip(*values, strict=True)]
         return None if close.all() else close
 
+    def close(self, left: pa.Array, right: pa.Array) -> Mask:
+        """Which pairs of any values, row by row, are close."""
+        (a, a_known), (b, b_known) = self.words(0, left), self.words(1, right)
+        if self.in_doubles:
+            with np.errstate(invalid="ignore", over="ignore"):
+                apart = np.abs(ordered_doubles(a).view(np.float64) - ordered_doubles(b).view(np.float64))
+            close: Mask = apart <= self.form.width
+        else:
+            low, high = self.bounds(a)
+            close = (low <= b) & (b <= high)
+        for known in (a_known, b_known):
+            if known is not None:
+                close &= known
+        if not self.exact and close.any():
+            rows = np.flatnonzero(close)
+            truly = self.within(_plain(left).take(pa.array(rows)), _plain(right).take(pa.array(rows)))
+            if truly is not None:
+                close[rows] = truly
+        return close
+
 
 def _plain(array: pa.Array) -> pa.Array:
     """The values themselves."""

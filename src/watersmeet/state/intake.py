@@ -53,14 +53,14 @@ class Intake:
             self._resumed.append(received)
             self.rows += received.batch.num_rows
 
-    def next(self) -> tuple[pa.RecordBatch, Int64]:
-        """The next rows, within the limit of bytes, and their numbers."""
+    def next(self, most: int | None = None) -> tuple[pa.RecordBatch, Int64]:
+        """The next rows, within the limit of bytes and `most` of them, and their numbers."""
         if self._resumed:
-            return self._next_resumed()
+            return self._next_resumed(most)
         batch = self._batches.popleft()
-        if batch.num_rows < _SMALL and self._batches:
+        if batch.num_rows < _SMALL and self._batches and (most is None or batch.num_rows < most):
             batch = self._put_together(batch)
-        rows = self._fitting(batch)
+        rows = self._fitting(batch) if most is None else min(most, self._fitting(batch))
         if rows < batch.num_rows:
             self._batches.appendleft(batch.slice(rows))
             batch = batch.slice(0, rows)
@@ -69,11 +69,11 @@ class Intake:
         self.numbered += batch.num_rows
         return batch, numbers
 
-    def _next_resumed(self) -> tuple[pa.RecordBatch, Int64]:
+    def _next_resumed(self, most: int | None) -> tuple[pa.RecordBatch, Int64]:
         received = self._resumed.popleft()
         batch, numbers = received.batch, received.numbers
         assert numbers is not None
-        rows = self._fitting(batch)
+        rows = self._fitting(batch) if most is None else min(most, self._fitting(batch))
         if rows < batch.num_rows:
             self._resumed.appendleft(Received(batch.slice(rows), numbers[rows:]))
             batch, numbers = batch.slice(0, rows), numbers[:rows]

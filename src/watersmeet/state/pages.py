@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +13,37 @@ from numpy.typing import NDArray
 from watersmeet.kernels.gather import fitting
 from watersmeet.spill.segment import SegmentWriter
 from watersmeet.spill.store import Store
-from watersmeet.state.side import SideTable
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 _FIXED_BYTES = 16
 _MEASURED_AT_ONCE = 65_536
+
+
+class Stored(Protocol):
+    """Rows by number that can be written: those of a table."""
+
+    @property
+    def types(self) -> tuple[pa.DataType, ...]:
+        """The stored columns' types."""
+        ...
+
+    def hashes(self, rows: Int32) -> Int64:
+        """The hashes of some rows."""
+        ...
+
+    def ticks(self, rows: Int32) -> Int64:
+        """When some rows arrived."""
+        ...
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One column's values for some rows."""
+        ...
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in a batch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +95,7 @@ def page_schema(types: Sequence[pa.DataType], merged: bool = False) -> pa.Schema
     return pa.schema([("hash", pa.int64()), ("tick", pa.int64()), *ordinal, *columns])
 
 
-def write_rows(store: Store, name: str, table: SideTable, rows: Int32, page_bytes: int) -> tuple[int, ...]:
+def write_rows(store: Store, name: str, table: Stored, rows: Int32, page_bytes: int) -> tuple[int, ...]:
     """Write rows of a table as a segment; returns the rows up to the end of each page. Whole or not at all."""
     schema = page_schema(table.types)
     writer = SegmentWriter(store, name, schema)
@@ -89,7 +114,12 @@ def write_rows(store: Store, name: str, table: SideTable, rows: Int32, page_byte
     return tuple(ends)
 
 
-def cut(table: SideTable, rows: Int32, page_bytes: int) -> Iterator[tuple[int, int]]:
+def count_pages(table: Stored, rows: Int32, page_bytes: int) -> int:
+    """How many pages `write_rows` would write."""
+    return sum(1 for _ in cut(table, rows, page_bytes))
+
+
+def cut(table: Stored, rows: Int32, page_bytes: int) -> Iterator[tuple[int, int]]:
     """Stretches of rows that each fill a page."""
     for first in range(0, len(rows), _MEASURED_AT_ONCE):
         ahead = rows[first : first + _MEASURED_AT_ONCE]

@@ -171,7 +171,7 @@ class RangeLookup(Lookup):
 class ChainedLookup(Lookup):
     """The same rows looked up in one table after the other."""
 
-    def __init__(self, links: Sequence[RangeLookup]) -> None:
+    def __init__(self, links: Sequence[Lookup]) -> None:
         self._links = links
         self._at = 0
         self._go_to(0)

@@ -1,0 +1,279 @@
+"""The conformance suite for window joins: the same cases, with times, windows and arrivals out of order.
+
+A case is one of the other suite's (keys and payload of every type, any chunking, fuel, budget, stalls and snapshots)
+whose inputs got a column of times. Rows arrive out of order within the lateness, now and then beyond it; one input may
+run far ahead of the other.
+
+>>> from watersmeet.planner import WINDOW_ALGORITHMS
+>>> conform_windows(WINDOW_ALGORITHMS["ah_ewj"], cases=2).cases
+2
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.checks.cases import PLENTY, Case, make_case, random_fuel, random_moves
+from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
+from watersmeet.checks.run import CaseReport, ConformanceError, run_case
+from watersmeet.core.events import Arrive
+from watersmeet.core.spec import Output
+from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec, WindowSpec
+from watersmeet.joins.window_reference import reference_window_pairs
+
+Rng: TypeAlias = np.random.Generator
+Int64 = NDArray[np.int64]
+
+KINDS = ("time", "slide", "rows", "landmark", "since", "age")
+_SHARES = (0.5, 0.15, 0.15, 0.06, 0.04, 0.1)
+_UNITS = ("s", "ms", "us", "ns")
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FUEL_FOR_SCANS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class WindowCase(Case):
+    """A window join, its inputs and the script by which they arrive."""
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """What the oracle says."""
+        assert isinstance(self.spec, WindowJoinSpec)
+        left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
+        return reference_window_pairs(left, right, self.spec, self.order)
+
+    @property
+    def order(self) -> list[int]:
+        """The inputs of the rows, in the order of their arrival."""
+        arrivals = [move.event for move in self.moves if isinstance(move.event, Arrive)]
+        return [arrival.input for arrival in arrivals for _ in range(arrival.batch.num_rows)]
+
+    def __str__(self) -> str:
+        assert isinstance(self.spec, WindowJoinSpec)
+        return f"{super().__str__()}\n  {self.spec.window}"
+
+
+def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> WindowCase:
+    """The case of this seed for this operator."""
+    rng = np.random.default_rng([seed, 0x71DE])
+    base = make_case(seed, _with_bands(operator_class), **options)
+    if not base.spec.equalities:
+        base = make_case(seed, _without_bands(operator_class), **options)
+    kind = str(rng.choice(KINDS, p=_SHARES))
+    # Windows let fewer pairs through: most cases have their rows twice.
+    tables = [_repeated(base.table(side), 2 if len(base.pairs) < 200 else 1) for side in (0, 1)]
+    if kind == "rows":
+        most = max(1, max(table.num_rows for table in tables))
+        windows = tuple(Rows(int(rng.choice([1, 2, 1 + most // 20, 1 + most // 6, 1 + most // 2]))) for _ in (0, 1))
+        window = WindowSpec((windows[0], windows[1]))
+    else:
+        window, times = _timed(rng, kind, [table.num_rows for table in tables])
+        names = window.time or ("", "")
+        tables = [table.append_column(names[side], times[side]) for side, table in enumerate(tables)]
+    spec = WindowJoinSpec(
+        tables[0].schema, tables[1].schema, base.spec.on, output=base.spec.output, suffixes=base.spec.suffixes,
+        window=window,
+    )  # fmt: skip
+    case = _case(base, spec, tables, rng, operator_class, options)
+    if window.late == "drop" and not _any_late(case) and rng.random() < 0.5:
+        spec = replace(spec, window=replace(window, late="error"))
+        case = replace(case, spec=spec)
+    return replace(case, kinds=(*base.kinds, f"window of {kind}"))
+
+
+def _case(
+    base: Case,
+    spec: WindowJoinSpec,
+    tables: list[pa.RecordBatch],
+    rng: Rng,
+    operator_class: type[Any],
+    options: Mapping[str, Any],
+) -> WindowCase:
+    least = int(operator_class.least_memory(spec, **options))
+    memory = least + base.memory - base.least
+    if not getattr(operator_class, "spills", True):
+        memory = least + PLENTY
+    moves = random_moves(rng, tables[0], tables[1], memory)
+    restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
+    return WindowCase(base.seed, spec, tables[0], tables[1], moves, base.fuel, memory, least, restores)
+
+
+def _repeated(table: pa.RecordBatch, times: int) -> pa.RecordBatch:
+    columns = [pa.concat_arrays([column] * times) for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def _with_bands(operator_class: type[Any]) -> type[Any]:
+    """The operator as a join that takes bands, since a window join takes them as a residual."""
+    return type(operator_class.__name__, (operator_class,), {"joins_ranges": True})
+
+
+def _without_bands(operator_class: type[Any]) -> type[Any]:
+    return type(operator_class.__name__, (operator_class,), {"joins_ranges": False})
+
+
+def _any_late(case: WindowCase) -> bool:
+    spec = case.spec
+    assert isinstance(spec, WindowJoinSpec) and spec.window.time is not None
+    for side in (0, 1):
+        column = case.table(side).column(spec.window.time[side])
+        unit = timedelta(microseconds=1)
+        values = [value for value in column.to_pylist() if value is not None]
+        lateness: Any = spec.window.lateness or (0 if not values or isinstance(values[0], int) else 0 * unit)
+        newest = values[0] if values else None
+        for value in values:
+            if value < newest - lateness:
+                return True
+            newest = max(newest, value)
+    return False
+
+
+def _timed(rng: Rng, kind: str, counts: list[int]) -> tuple[WindowSpec, list[pa.Array]]:
+    """Windows of a kind, and a column of times for each input in the order of arrival."""
+    lateness = int(rng.choice([0, 0, 1, 3, 20]))
+    late_share = float(rng.choice([0.0, 0.0, 0.0, 0.1]))
+    ticks = [_ticks(rng, count, lateness, late_share) for count in counts]
+    reach = max([1, *(int(each.max(initial=0) - each.min(initial=0)) for each in ticks)])
+    as_integers = rng.random() < 0.4
+    one: Any = 1 if as_integers else timedelta(seconds=1)
+
+    def span() -> int:
+        return int(rng.choice([0, 1, 2, 1 + reach // 30, 1 + reach // 10, 1 + reach // 4, 2 * reach]))
+
+    def window() -> Window:
+        if kind == "landmark":
+            return Landmark(max(1, span()) * one)
+        if kind == "since" and as_integers:
+            return Landmark(since=int(rng.integers(-5, max(1, reach // 2))))
+        if kind == "age":
+            ends = sorted((span(), span()))
+            return Age(ends[0] * one, ends[1] * one)
+        return span() * one  # type: ignore[no-any-return]
+
+    windows = window(), window()
+    if rng.random() < 0.4:
+        windows = windows[0], windows[0]
+    slide = int(rng.choice([1, 2, 5, 1 + reach // 8])) * one if kind == "slide" else None
+    names = ("when", "when") if rng.random() < 0.5 else ("since", "until")
+    late = str(rng.choice(["keep", "keep", "drop"]))
+    spec = WindowSpec(windows, names, slide, lateness * one, late)
+    return spec, _columns(rng, ticks, as_integers)
+
+
+def _ticks(rng: Rng, count: int, lateness: int, late_share: float) -> Int64:
+    """Times that grow by leaps and bounds, in an order that differs from theirs by the lateness, but for some rows."""
+    leaps = rng.choice([[0, 1], [0, 0, 0, 3], [1], [0, 0, 0, 0, 0, 12]][int(rng.integers(4))], count)
+    times = np.cumsum(leaps).astype(np.int64) + int(rng.choice([0, -30, 50]))
+    order = np.argsort(times + rng.uniform(0, lateness + 1e-9, count), kind="stable")
+    times = times[order]
+    late = rng.random(count) < late_share
+    times[late] -= rng.integers(1, 60, int(late.sum()))
+    return times
+
+
+def _columns(rng: Rng, ticks: list[Int64], as_integers: bool) -> list[pa.Array]:
+    nulls = float(rng.choice([0.0, 0.0, 0.05]))
+    found = []
+    zone = "UTC" if rng.random() < 0.5 else None
+    for each in ticks:
+        mask = rng.random(len(each)) < nulls
+        if as_integers:
+            found.append(pa.array(each, pa.int64() if rng.random() < 0.7 else pa.int32(), mask=mask))
+            continue
+        unit = _UNITS[int(rng.integers(4))]
+        factor = _PER_SECOND[unit]
+        finer = rng.choice([0, 0, factor // 2, factor - 1], len(each)) if rng.random() < 0.3 else 0
+        found.append(pa.array(each * factor + finer, pa.int64(), mask=mask).cast(pa.timestamp(unit, zone)))
+    return found
+
+
+def check_window_metamorphic(operator_class: type[Any], case: WindowCase, **options: Any) -> None:
+    """Neither fuel nor budget change the multiset of rows; nor, if no row is late, do chunking and interleaving."""
+    rng = np.random.default_rng([case.seed, 0x3E7B])
+    spec = replace(case.spec, output=Output.ROWS)
+    case = replace(case, spec=spec, restores=())
+    rows = run_case(operator_class, case, **options).rows
+    changes = {"fuel": replace(case, fuel=random_fuel(rng))}
+    if getattr(operator_class, "spills", True):
+        changes["budget"] = replace(case, memory=case.least + PLENTY if case.memory <= 4 * case.least else case.least)
+        if case.memory > 4 * case.least:
+            changes["budget"] = replace(case, memory=case.least + 200_000)
+    assert isinstance(spec, WindowJoinSpec)
+    if not spec.counted and not _any_late(case):
+        moves = random_moves(rng, case.left, case.right, case.memory)
+        changes["chunking and interleaving"] = replace(case, moves=moves)
+    for change, changed in changes.items():
+        if run_case(operator_class, changed, **options).rows != rows:
+            raise ConformanceError(f"{operator_class.__name__}: {change} changed the results of\n{case}")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSummary:
+    """How many cases there were, and which paths they took."""
+
+    cases: int
+    spilled: int
+    reactive: int
+    cleaned_up: int
+    restored: int
+    results: int
+    events: tuple[tuple[str, int], ...]
+    """What the operators say they did, and in how many cases: dumps, probes, expired blocks and the like."""
+    kinds: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        events = ", ".join(f"{count} {name}" for name, count in self.events)
+        return (
+            f"{self.cases} cases, {self.results} results: {self.spilled} spilled, {self.reactive} worked in silences, "
+            f"{self.cleaned_up} cleaned up, {self.restored} were restored; cases with {events}"
+        )
+
+
+def conform_windows(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> WindowSummary:
+    """Put a window join through so many cases; the first that fails is a `ConformanceError`."""
+    events: Counter[str] = Counter()
+    observed = _observed(operator_class, events)
+    reports: list[CaseReport] = []
+    for number in range(seed, seed + cases):
+        case = make_window_case(number, operator_class, **options)
+        match number % 20:
+            case 0:
+                check_refusals(operator_class, case, **options)
+                reports.append(check_determinism(observed, case, **options))
+            case 5 | 10 | 15:
+                reports.append(check_snapshot(observed, case, **options))
+            case 7:
+                check_window_metamorphic(operator_class, case, **options)
+                reports.append(run_case(observed, case, **options))
+            case _:
+                reports.append(run_case(observed, case, **options))
+    kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
+    return WindowSummary(
+        cases=len(reports),
+        spilled=sum(report.spilled for report in reports),
+        reactive=sum(report.reactive for report in reports),
+        cleaned_up=sum(report.cleaned_up for report in reports),
+        restored=sum(report.restored > 0 for report in reports),
+        results=sum(report.results for report in reports),
+        events=tuple(sorted(events.items())),
+        kinds=tuple(sorted(kinds.items())),
+    )
+
+
+def _observed(operator_class: type[Any], events: Counter[str]) -> type[Any]:
+    """The same operator, which tells what it did when it is closed."""
+
+    def close(self: Any) -> None:
+        events.update(name for name, count in self.events.items() if count)
+        operator_class.close(self)
+
+    return type(operator_class.__name__, (operator_class,), {"close": close})

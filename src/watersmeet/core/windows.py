@@ -1,0 +1,349 @@
+"""What a window holds: which rows of an endless input a row of the other input meets.
+
+Each input has a window. A row of the left input and a row of the right one meet if their keys match and one of them is
+in its window at the time of the other, whichever came first::
+
+    left window of 3, right window of 1        l.t in [r.t - 3, r.t]  or  r.t in [l.t - 1, l.t]
+
+So whether two rows meet depends on their times alone and not on when or in which order they arrive. In units of time
+`t`, a window that the other input's row of time `t` looks into begins at `Bounds.lower(t)`:
+
+==============================  ==================================================================================
+window                          begins at
+==============================  ==================================================================================
+time, `"10 min"`                `t - 10 min`; with `slide`, so far before the last multiple of the slide
+age, `age("1 min", "10 min")`   the same, and it ends at `t - 1 min`: younger rows are not in it yet
+landmark, `landmark("1 d")`     the last multiple of a day
+landmark, `landmark(since=x)`   `x`, for ever: nothing expires
+`rows(1000)`                    1,000 rows before the row that arrives: order of arrival takes the place of time
+==============================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import cached_property
+from typing import TypeAlias, overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds
+from watersmeet.core.errors import SpecError
+from watersmeet.core.keys import plain_type
+from watersmeet.core.spec import JoinSpec
+
+Int64 = NDArray[np.int64]
+Span: TypeAlias = "str | int | timedelta"
+
+LATE = ("keep", "drop", "error")
+FAR = 1 << 61
+"""Times, and the lengths of windows, stay below this many units: then no sum of them overflows."""
+_WORDS = {
+    "second": "s", "seconds": "s", "sec": "s", "minute": "min", "minutes": "min", "mins": "min", "m": "min",
+    "hour": "h", "hours": "h", "hr": "h", "day": "d", "days": "d",
+    "millisecond": "ms", "milliseconds": "ms", "microsecond": "us", "microseconds": "us",
+}  # fmt: skip
+
+
+def parse_span(span: Span) -> int | timedelta:
+    """A length of time from words; a bare number counts the units of an integer time column.
+
+    >>> parse_span("10 min"), parse_span("1.5 hours"), parse_span(500)
+    (datetime.timedelta(seconds=600), datetime.timedelta(seconds=5400), 500)
+    """
+    if isinstance(span, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", span)
+        width = parse_width(f"{match[1]} {_WORDS.get(match[2], match[2])}" if match else span)
+        if isinstance(width, int | timedelta):
+            return width
+    elif isinstance(span, int | timedelta) and not isinstance(span, bool):
+        if (span if isinstance(span, int) else span.total_seconds()) < 0:
+            raise SpecError(f"a length of time must be zero or more, not {span!r}")
+        return span
+    raise SpecError(f"{span!r} is no length of time; write '10 min', a timedelta, or a whole number of units")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The last so many rows of an input, in the order of their arrival."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """All rows since a moment: since every multiple of a length of time, or since one moment for ever."""
+
+    every: int | timedelta | None = None
+    since: int | date | datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """Rows that are at least and at most so old when the other input's row comes."""
+
+    least: int | timedelta
+    most: int | timedelta
+
+
+Window: TypeAlias = "int | timedelta | Rows | Landmark | Age"
+
+
+def rows(count: int) -> Rows:
+    """A window of the last `count` rows.
+
+    >>> rows(1000)
+    Rows(count=1000)
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise SpecError(f"a window holds one row or more, not {count!r}")
+    return Rows(count)
+
+
+def landmark(every: Span | None = None, *, since: int | date | datetime | None = None) -> Landmark:
+    """A window that begins anew at every multiple of a length of time, or once, at `since`.
+
+    >>> landmark("1 day")
+    Landmark(every=datetime.timedelta(days=1), since=None)
+    """
+    if (every is None) == (since is None):
+        raise SpecError("a landmark is every so often, or since a moment: give one of the two")
+    return Landmark(None if every is None else parse_span(every), since)
+
+
+def age(least: Span, most: Span) -> Age:
+    """A window of rows that are at least `least` and at most `most` old.
+
+    >>> age("1 min", "10 min").least
+    datetime.timedelta(seconds=60)
+    """
+    return Age(parse_span(least), parse_span(most))
+
+
+def parse_window(window: object) -> Window:
+    """A window from what people write."""
+    if isinstance(window, Rows | Landmark | Age):
+        return window
+    if isinstance(window, str | int | timedelta) and not isinstance(window, bool):
+        return parse_span(window)
+    raise SpecError(
+        f"window {window!r} is not understood; write a length of time such as '10 min', wm.rows(1000), "
+        f"wm.landmark('1 day') or wm.age('1 min', '10 min'), or two of these, for the left and the right input"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """The windows of both inputs, and what is done about rows that come late."""
+
+    windows: tuple[Window, Window]
+    time: tuple[str, str] | None = None
+    """The columns that tell the time; None for windows of so many rows."""
+    slide: int | timedelta | None = None
+    """Windows move by so much at once; None: with every row."""
+    lateness: int | timedelta = 0
+    """By so much a row may be older than the newest of its input before it."""
+    late: str = "keep"
+    """What becomes of later rows: they meet what has not expired, are dropped, or end the join with an error."""
+
+
+def parse_windows(
+    window: object,
+    time: str | Sequence[str] | None = None,
+    slide: Span | None = None,
+    lateness: Span | None = None,
+    late: str = "keep",
+) -> WindowSpec:
+    """The windows of a join from what people write.
+
+    >>> parse_windows(("10 min", "5 min"), "ts", lateness="1 s").lateness
+    datetime.timedelta(seconds=1)
+    """
+    pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
+    if len(pair) != 2:
+        raise SpecError(f"there are two windows, one for each input, not {len(pair)}")
+    windows = (parse_window(pair[0]), parse_window(pair[1]))
+    if late not in LATE:
+        raise SpecError(f"late={late!r} is not understood; write 'keep', 'drop' or 'error'")
+    return WindowSpec(
+        windows,
+        _time_columns(time),
+        None if slide is None else parse_span(slide),
+        0 if lateness is None else parse_span(lateness),
+        late,
+    )
+
+
+def _time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | None:
+    if time is None:
+        return None
+    if isinstance(time, str):
+        left, equals, right = time.partition("=")
+        return (left.strip(), right.strip()) if equals else (time, time)
+    if len(time) == 2 and all(isinstance(name, str) for name in time):
+        return time[0], time[1]
+    raise SpecError(f"time={time!r} is not understood; write a column of both inputs, or 'left_column = right_column'")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One input's window in units of time (or in rows).
+
+    >>> sliding = Bounds(span=10, step=4)
+    >>> sliding.lower(21), sliding.upper(10)
+    (10, 23)
+    """
+
+    span: int = 0
+    step: int = 1
+    least: int = 0
+    """Rows younger than this are not in it yet."""
+    since: int | None = None
+    counted: bool = False
+    """Whether it counts rows."""
+
+    @overload
+    def lower(self, time: int) -> int: ...
+    @overload
+    def lower(self, time: Int64) -> Int64: ...
+    def lower(self, time: int | Int64) -> int | Int64:
+        """The first time in the window that a row of this time looks into; it never falls with the time."""
+        if self.since is not None:
+            return self.since if isinstance(time, int) else np.full(len(time), self.since)
+        return time // self.step * self.step - self.span if self.step > 1 else time - self.span
+
+    @overload
+    def upper(self, time: int) -> int: ...
+    @overload
+    def upper(self, time: Int64) -> Int64: ...
+    def upper(self, time: int | Int64) -> int | Int64:
+        """The last time at which a row of this time is in the window."""
+        if self.since is not None:
+            if isinstance(time, int):
+                return 4 * FAR - 1 if time >= self.since else -4 * FAR
+            return np.where(time >= self.since, 4 * FAR - 1, -4 * FAR)
+        if self.step == 1:
+            return time + self.span
+        return ((time + self.span) // self.step + 1) * self.step - 1
+
+
+@dataclass(frozen=True)
+class WindowJoinSpec(JoinSpec):
+    """A join of two endless inputs by windows, with every question of names, types and units settled.
+
+    >>> side = pa.schema({"id": pa.int64(), "ts": pa.timestamp("ms")})
+    >>> from watersmeet.core.spec import parse_on
+    >>> spec = WindowJoinSpec(side, side, parse_on("id"), window=parse_windows(("1 min", "2 s"), "ts"))
+    >>> spec.bounds[0].span, spec.bounds[1].span
+    (60000, 2000)
+    """
+
+    window: WindowSpec = WindowSpec((0, 0))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.equalities:
+            raise SpecError("a window join needs at least one column with equal values; a band can stand beside it")
+        counted = [isinstance(window, Rows) for window in self.window.windows]
+        if any(counted) and not all(counted):
+            raise SpecError("one window counts rows and the other measures time; let both do the same")
+        if all(counted):
+            extra = [name for name in ("time", "slide", "lateness") if getattr(self.window, name)]
+            if extra:
+                raise SpecError(f"a window of rows knows no time, so {extra[0]} has no meaning; leave it out")
+        elif self.window.time is None:
+            raise SpecError("a window of time needs time=..., the column that tells it")
+        _ = self.bounds
+
+    @property
+    def counted(self) -> bool:
+        """Whether the windows count rows."""
+        return isinstance(self.window.windows[0], Rows)
+
+    @cached_property
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """Both windows in units."""
+        step = 1 if self.window.slide is None else self._units(self.window.slide, "slide", whole=True)
+        if step < 1:
+            raise SpecError("a window slides by more than nothing; leave slide out if it is to follow every row")
+        return self._bounds(0, step), self._bounds(1, step)
+
+    @cached_property
+    def lateness(self) -> int:
+        """By how many units a row may be older than the newest of its input."""
+        return self._units(self.window.lateness, "lateness") if self.window.lateness else 0
+
+    @cached_property
+    def time_types(self) -> tuple[pa.DataType, pa.DataType]:
+        """The types of the columns that tell the time."""
+        assert self.window.time is not None
+        fields = [self._key_field(side, self.window.time[side]) for side in (0, 1)]
+        return fields[0].type, fields[1].type
+
+    @cached_property
+    def _tick(self) -> int | None:
+        """Nanoseconds of a unit; None if the time columns hold integers."""
+        types = [plain_type(type_)[0] for type_ in self.time_types]
+        whole = all(pa.types.is_integer(type_) and type_ != pa.uint64() for type_ in types)
+        dated = all(pa.types.is_date(type_) or pa.types.is_timestamp(type_) for type_ in types)
+        if not whole and not dated or common_band_form(types[0], types[1], timedelta() if dated else 0) is None:
+            names = self.window.time or ("", "")
+            raise SpecError(
+                f"columns {names[0]!r} ({self.time_types[0]}) and {names[1]!r} ({self.time_types[1]}) cannot tell the "
+                f"time of a window join; both must be integers, or dates and timestamps with or without a zone"
+            )
+        return min(tick_nanoseconds(type_) for type_ in types) if dated else None
+
+    def _units(self, span: int | timedelta, what: str, whole: bool = False) -> int:
+        tick = None if self.counted else self._tick
+        if isinstance(span, timedelta) != (tick is not None) and span:
+            needed = "a length of time such as '10 min'" if tick is not None else "a whole number of units"
+            raise SpecError(f"{what} {span!r} does not go with a time column of {self.time_types[0]}; give {needed}")
+        units = span if isinstance(span, int) else nanoseconds(span) // (tick or 1)
+        if whole and isinstance(span, timedelta) and units * (tick or 1) != nanoseconds(span):
+            raise SpecError(f"{what} {span!r} is finer than the time columns; give a multiple of their unit")
+        if units >= FAR:
+            raise SpecError(f"{what} {span!r} is too long to be told in units of the time columns")
+        return units
+
+    def _bounds(self, side: int, step: int) -> Bounds:
+        window = self.window.windows[side]
+        if isinstance(window, Rows):
+            return Bounds(window.count, counted=True)
+        if isinstance(window, Age):
+            least, most = self._units(window.least, "age"), self._units(window.most, "age")
+            if least > most:
+                raise SpecError(f"a window of ages from {window.least} to {window.most} holds nothing")
+            return Bounds(most, step, least)
+        if not isinstance(window, Landmark):
+            return Bounds(self._units(window, "window"), step)
+        if step > 1:
+            raise SpecError("a landmark window does not slide; leave slide out")
+        if window.every is not None:
+            every = self._units(window.every, "landmark", whole=True)
+            if every < 1:
+                raise SpecError("a landmark is every so often, which must be more than nothing")
+            return Bounds(0, every)
+        return Bounds(since=self._moment(window.since))
+
+    def _moment(self, since: int | date | datetime | None) -> int:
+        tick = self._tick
+        if tick is None or isinstance(since, int):
+            if tick is not None or not isinstance(since, int):
+                raise SpecError(f"landmark {since!r} does not go with a time column of {self.time_types[0]}")
+            return since
+        kind = next((type_ for type_ in self.time_types if pa.types.is_timestamp(type_)), pa.timestamp("us"))
+        moment = pa.scalar(since, pa.timestamp("us", kind.tz)).value
+        return int(moment) * 1000 // tick
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Stable across processes; equal for equal joins."""
+        text = f"{super().fingerprint} {self.window!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

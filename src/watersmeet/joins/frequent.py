@@ -1,0 +1,135 @@
+"""The frequent segment: copies of those blocks on disk whose rows are part of most results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.state.pages import Page
+from watersmeet.state.window_disk import Piece
+from watersmeet.state.window_table import WindowTable
+
+if TYPE_CHECKING:
+    from watersmeet.joins.window_spilling import SpillingWindowJoin
+
+Int64 = NDArray[np.int64]
+
+
+class Frequent:
+    """One side's frequent blocks: arrivals of the other side meet them in memory, and scans pass them over."""
+
+    def __init__(self, join: SpillingWindowJoin, side: int, capacity: int) -> None:
+        layout = join.sizing.layout
+        name = f"frequent {join.spec.names[side]}"
+        self.table = WindowTable(join.plans[side].types, join.budget, layout, name)
+        self.capacity = capacity
+        """How many blocks it may hold."""
+        self._join = join
+        self._side = side
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self.table.queues)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Its blocks, as (partition, block)."""
+        return [(part, block) for part, queue in enumerate(self.table.queues) for block in queue]
+
+    def numbers(self) -> list[int]:
+        """The numbers on disk of its blocks."""
+        return [int(self.table.disk[block]) for _, block in self.blocks()]
+
+    def least(self) -> int:
+        """The results of the least frequent block, if there is no room for another; -1 if there is."""
+        if len(self) < self.capacity:
+            return -1
+        return min((int(self.table.results[block]) for _, block in self.blocks()), default=-1)
+
+    def try_add(self, number: int, part: int, results: int, pages: Sequence[Page]) -> bool:
+        """Copy a block that is on disk, and let the least frequent go if there is no room; False if that is too
+        little.
+        """
+        join, table = self._join, self.table
+        if not self.capacity:
+            return False
+        if len(self) >= self.capacity:
+            self.drop(*min(self.blocks(), key=lambda each: int(table.results[each[1]])))
+        table.close_block(part)
+        hashes = np.concatenate([page.hashes for page in pages])
+        ticks = np.concatenate([page.ticks for page in pages])
+        columns = [pa.concat_arrays(arrays) for arrays in zip(*(page.columns for page in pages), strict=True)]
+        parts = np.full(len(hashes), part, np.int32)
+        encounters = join.encounters[1 - self._side]
+        if not table.reserve(parts, columns) or not encounters.try_come(number, join.clock + 1):
+            table.trim(join.budget.total)
+            return False
+        join.clock += 1
+        rows = table.append(hashes, parts, columns, ticks, grow_index=False)
+        table.close_block(part)
+        block = int(rows[0]) >> table.shift
+        table.disk[block], table.results[block] = number, results
+        join.events["blocks made frequent"] += 1
+        return True
+
+    def drop(self, part: int, block: int) -> None:
+        """Let a block go."""
+        join = self._join
+        join.clock += 1
+        join.encounters[1 - self._side].go(int(self.table.disk[block]), join.clock)
+        self.table.drop(part, block)
+        join.events["blocks no longer frequent"] += 1
+
+    def drop_all(self) -> bool:
+        """Let all blocks go; False if there are none."""
+        blocks = self.blocks()
+        for part, block in blocks:
+            self.drop(part, block)
+        return bool(blocks)
+
+    def drop_expired(self, before: int) -> bool:
+        """Let blocks go whose rows are all older than this."""
+        expired = [each for each in self.blocks() if self.table.latest[each[1]] < before]
+        for part, block in expired:
+            self.drop(part, block)
+        return bool(expired)
+
+    def decay(self, factor: float) -> None:
+        """Let results of long ago count less."""
+        self.table.results[:] = (self.table.results * factor).astype(np.int64)
+
+    def to_state(self) -> list[list[int]]:
+        """For a snapshot: the numbers of its blocks, and how many results they were part of."""
+        table = self.table
+        return [[int(table.disk[block]), int(table.results[block])] for _, block in self.blocks()]
+
+    def load(self, state: list[list[int]]) -> None:
+        """Take over a snapshot's blocks, from disk."""
+        for number, results in state:
+            piece, place = self._join.disks[self._side].find(number)
+            block = load_block(self._join, self._side, self.table, piece, place)
+            self.table.results[block] = results
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.table.check()
+        assert len(self) <= self.capacity
+
+
+def load_block(join: SpillingWindowJoin, side: int, table: WindowTable, piece: Piece, place: int) -> int:
+    """Bring a block back from disk, as a block of its own; returns it."""
+    part = int(piece.parts[place])
+    table.close_block(part)
+    pages = list(join.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
+    rows: list[Any] = []
+    for page in pages:
+        parts = np.full(len(page), part, np.int32)
+        join.claim_to_restore(partial(table.reserve, parts, page.columns))
+        rows.append(table.append(page.hashes, parts, page.columns, page.ticks, grow_index=False))
+    table.close_block(part)
+    block = int(rows[0][0]) >> table.shift
+    table.disk[block] = piece.number + place
+    return block

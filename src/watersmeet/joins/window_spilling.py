@@ -1,0 +1,444 @@
+"""What window joins share whose windows may be larger than memory: dumps, blocks that leave, scans of the disk.
+
+```
+            ┌──────────── recent rows, a queue of blocks in each partition ────────────┐
+arrival ──▶ │ fresh: have not met the other side's disk │ stale │ dumped, and here still│──▶ gone from memory
+            └─────────────────────────────┬─────────────────────┬───────────────────────┘
+                                          ▼ scan                ▼ dump
+                    the other side's absent blocks          one segment of many blocks
+```
+
+A block leaves memory only when its rows have met all of the other side's disk, so rows on disk never have to meet each
+other. Who met whom is for `state.encounters` to say.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.events import Status
+from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.joins.frequent import Frequent, load_block
+from watersmeet.joins.progressive import Arrival, Task
+from watersmeet.joins.window_scan import Scan
+from watersmeet.joins.windowed import WindowJoin
+from watersmeet.memory import format_bytes
+from watersmeet.spill.store import Store
+from watersmeet.state.encounters import Encounters
+from watersmeet.state.intake import Received
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pages import Page
+from watersmeet.state.ranges import ChainedLookup
+from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.window_disk import FOREVER, Piece, WindowDisk
+from watersmeet.state.window_table import WindowTable
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+_PAGES_OF_A_DUMP = 16
+
+
+class SpillingWindowJoin(WindowJoin):
+    """The frame of a window join that spills."""
+
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, *, frequent: float) -> None:
+        least = self.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
+            )
+        super().__init__(spec, memory, store)
+        names = [f"{name} on disk" for name in spec.names]
+        self.disks = tuple(
+            WindowDisk(store, ("left", "right")[side], self.budget.reservation(names[side]), self.meter)
+            for side in (0, 1)
+        )
+        claim = self.budget.reservation
+        self.encounters = (Encounters(claim("left encounters")), Encounters(claim("right encounters")))
+        self.probed = [0, 0]
+        """Rows of a side that arrived up to this tick have met all of the other side's disk."""
+        self.dumped = np.zeros_like(self.gone)
+        """Rows of a side and partition that arrived up to this tick are on disk."""
+        self.last_kept = [0, 0]
+        self.fresh_rows = [0, 0]
+        rest = self.budget.total - self.sizing.buffers
+        capacity = [int(rest * frequent / 2 / table.block_bytes) for table in self.tables]
+        self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
+        self._spare = self.budget.reservation("room for the entry of a dump")
+        self._spare.grow(self._spare_bytes)
+        self._suspended: Arrival | None = None
+        self._aside: list[Scan | None] = [None, None]
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget: what is on disk must be remembered, too."""
+        return super().least_memory(spec, **options) * 3 // 2
+
+    # --- what the operators differ in ---
+
+    @abstractmethod
+    def victim(self) -> tuple[int, int] | None:
+        """The side and the partition whose oldest block is on disk and is to leave memory; None if there is none."""
+
+    @abstractmethod
+    def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
+        """A side and those of its stale blocks, as (partition, block), that are to be dumped next; none if there are
+        none.
+        """
+
+    @abstractmethod
+    def probe_due(self, side: int) -> bool:
+        """Whether it is time that the fresh rows of a side meet the disk."""
+
+    @abstractmethod
+    def worth_keeping(self, side: int, results: int) -> bool:
+        """Whether a block with so many results belongs among the frequent ones."""
+
+    def scan_begins(self, side: int) -> bool:
+        """A scan for the rows of a side is about to begin; whether it may change the frequent blocks."""
+        return True
+
+    # --- arriving ---
+
+    def arrival_lookup(
+        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
+    ) -> Lookup:
+        """Rows that arrived, looked up among the recent and then among the frequent ones."""
+        lookup = super().arrival_lookup(side, hashes, parts, columns, source)
+        frequent = self.frequent[1 - side].table
+        if not frequent.rows:
+            return lookup
+        return ChainedLookup([lookup, self.lookup_in(frequent, side, hashes, parts, columns, source)])
+
+    def must_keep(self, side: int) -> bool:
+        """As long as the other input may bring rows, or has blocks on disk that are to be met."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].absent > 0
+
+    def rows_kept(self, side: int, parts: Int32) -> None:
+        """Count fresh rows."""
+        self.last_kept[side] = self.clock
+        self.fresh_rows[side] += len(parts)
+
+    def slice_taken(self, side: int) -> None:
+        """Rows that arrive while nothing of the other side has left memory have nothing to meet on disk."""
+        if not self.disks[1 - side].absent:
+            self._all_probed(side, self.clock)
+
+    def _all_probed(self, side: int, tick: int) -> None:
+        self.probed[side] = max(self.probed[side], tick)
+        self.encounters[side].forget(self.probed[side])
+        table = self.tables[side]
+        self.fresh_rows[side] = sum(
+            table.filled(part, block)
+            for part, queue in enumerate(table.queues)
+            for block in queue
+            if table.last_tick[block] > self.probed[side]
+        )
+
+    def needs_probe(self, side: int) -> bool:
+        """Whether a side has rows that must meet the other side's disk."""
+        return self.disks[1 - side].absent > 0 and self.last_kept[side] > self.probed[side]
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for rows, unless the disk's turn comes first."""
+        side = arrival.side
+        if self.needs_probe(side) and self.probe_due(side):
+            self._suspend_for(side)
+            return 0
+        return super().admit(arrival, count)
+
+    def _must_wait(self) -> bool:
+        sides = [side for side in (0, 1) if self.needs_probe(side)]
+        if not sides:
+            return False
+        self._suspend_for(max(sides, key=lambda side: self.tables[side].row_bytes * self.fresh_rows[side]))
+        return True
+
+    def _suspend_for(self, side: int) -> None:
+        assert isinstance(self._task, Arrival)
+        self._task.lookup = None  # it is done; what a snapshot must know of is the rest of the batch
+        self._suspended = self._task
+        self._task = self.scan(side)
+
+    def scan(self, side: int) -> Scan:
+        """The scan for a side that was set aside, or a new one."""
+        aside = self._aside[side]
+        if aside is not None:
+            self._aside[side] = None
+            return aside.take_up()
+        self.clock += 1
+        return Scan(self, side, self.probed[side], self.clock, self.scan_begins(side))
+
+    def scan_ended(self, scan: Scan) -> None:
+        """Rows have met all of the other side's disk."""
+        self.events["scans"] += 1
+        self._all_probed(scan.side, scan.until)
+        self.expire()
+
+    # --- making room ---
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        if self.expire() or self._evict() or (self._dump() and self._evict()):
+            self._keep_spare()
+            return True
+        return any([frequent.drop_all() for frequent in self.frequent])  # noqa: C419 (of both sides)
+
+    def _keep_spare(self) -> None:
+        missing = self._spare_bytes - self._spare.held
+        if missing and not self._spare.try_grow(missing):
+            for table in self._all_tables:
+                table.trim(missing)
+            self._spare.try_grow(missing)
+
+    @property
+    def _all_tables(self) -> list[WindowTable]:
+        return [*self.tables, *(frequent.table for frequent in self.frequent)]
+
+    @property
+    def _spare_bytes(self) -> int:
+        return WindowDisk.entry_bytes(self.blocks_of_a_dump, _PAGES_OF_A_DUMP)
+
+    @property
+    def blocks_of_a_dump(self) -> int:
+        """How many blocks go to disk together, at most: an eighth of the memory."""
+        widest = max(table.block_bytes for table in self.tables)
+        return max(1, (self.budget.total - self.sizing.buffers) // 8 // widest)
+
+    def _evict(self) -> bool:
+        """Let a block that is on disk leave memory."""
+        victim = self.victim()
+        if victim is None:
+            return False
+        side, part = victim
+        table = self.tables[side]
+        block = table.queues[part][0]
+        number, results = int(table.disk[block]), int(table.results[block])
+        page = None
+        if self.frequent[side].capacity and self.worth_keeping(side, results):
+            rows = table.rows_in(part, block)
+            columns = [table.gather(column, rows) for column in range(len(table.types))]
+            page = Page(table.hashes(rows), table.ticks(rows), columns, -1, -1)
+        self.drop_oldest(side, part)
+        self.events["evicted blocks"] += 1
+        if page is not None:
+            self.frequent[side].try_add(number, part, results, [page])
+        return True
+
+    def drop_oldest(self, side: int, part: int) -> None:
+        """Drop a partition's oldest block from memory, and note when, if it is on disk."""
+        table = self.tables[side]
+        block = table.queues[part][0]
+        if table.disk[block] >= 0:
+            self.clock += 1
+            self.disks[side].leave(int(table.disk[block]), self.clock, int(table.results[block]))
+        super().drop_oldest(side, part)
+
+    def stale(self, side: int, block: int) -> bool:
+        """Whether a block's rows have met all of the other side's disk, and are not on disk themselves."""
+        table = self.tables[side]
+        return bool(table.last_tick[block] <= self.probed[side] and table.disk[block] < 0)
+
+    def _dump(self) -> bool:
+        """Write stale blocks; they stay in memory until others need it."""
+        side, blocks = self.to_dump()
+        if not blocks:
+            return False
+        table = self.tables[side]
+        for part, block in blocks:
+            if table.queues[part][-1] == block:
+                table.close_block(part)
+        self._spare.shrink(self._spare.held)
+        while not self.disks[side].try_dump(table, blocks, self.sizing.page_bytes):
+            if len(blocks) == 1:
+                freed = [each.trim(self.budget.total) for each in self._all_tables]
+                if not any(freed) and not any([frequent.drop_all() for frequent in self.frequent]):  # noqa: C419
+                    raise BudgetError("what was spilled is too much to be remembered; allow more memory")
+            blocks = blocks[: max(1, len(blocks) // 2)]
+        for part, block in blocks:
+            self.dumped[side][part] = max(self.dumped[side][part], int(table.last_tick[block]))
+        self.events["dumps"] += 1
+        return True
+
+    def _may_drop(self, side: int, block: int) -> bool:
+        return bool(self.tables[side].last_tick[block] <= self.probed[side]) or not self.disks[1 - side].absent
+
+    def least_floor(self, side: int, since: int) -> int:
+        """No row of a side that arrived after a tick meets rows that are older than this and came before it."""
+        table = self.tables[side]
+        floors = [
+            int(table.least_floor[block]) for queue in table.queues for block in queue if table.last_tick[block] > since
+        ]
+        return min(floors, default=FOREVER)
+
+    def expire(self) -> bool:
+        """Let go of blocks whose rows have all expired, in memory and on disk."""
+        some = super().expire()
+        at_hand = [scan.piece for scan in (self._task, *self._aside) if isinstance(scan, Scan)]
+        for side, disk in enumerate(self.disks):
+            bound = self.expired_before(side)
+            some |= self.frequent[side].drop_expired(bound)
+            if not disk.pieces or disk.pieces[0].newest >= bound and all(p.newest >= bound for p in disk.pieces):
+                continue
+            if self.needs_probe(1 - side):
+                bound = min(bound, self.least_floor(1 - side, self.probed[1 - side]))
+            names = disk.expire(bound, at_hand)
+            self.saver.discard(names)
+            self.events["expired segments"] += len(names)
+            some |= bool(names)
+        return some
+
+    # --- the frequent segment ---
+
+    def consider(self, side: int, piece: Piece, start: int, stop: int) -> None:
+        """A scan came by some blocks: those with many results may become frequent ones."""
+        frequent = self.frequent[side]
+        if not frequent.capacity:
+            return
+        first, last = (int(piece.blocks_of(np.array([row]))[0]) for row in (start, stop - 1))
+        present = set(frequent.numbers())
+        for place in range(first, last + 1):
+            results, number = int(piece.results[place]), piece.number + place
+            if piece.stop(place) > stop or piece.left[place] == FOREVER or number in present:
+                continue
+            if self.worth_keeping(side, results) and piece.latest[place] >= self.expired_before(side):
+                pages = list(self.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
+                frequent.try_add(number, int(piece.parts[place]), results, pages)
+
+    # --- work ---
+
+    def _work(self, fuel: int) -> int:
+        if self._suspended is not None and self._task is not None:
+            if not self._task.done:
+                return self._task.work(fuel)
+            self._task.finish()
+            self._task, self._suspended = self._suspended, None
+        return super()._work(fuel)
+
+    def _status(self) -> Status:
+        return Status.HAS_OUTPUT if self._suspended is not None else super()._status()
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        return "arriving" if self._suspended is not None else super().phase
+
+    def _input_closed(self, side: int) -> None:
+        self.expire()
+
+    def _can_react(self) -> bool:
+        return any(self.needs_probe(side) for side in (0, 1))
+
+    def _reactive_task(self) -> Task | None:
+        sides = [side for side in (0, 1) if self.needs_probe(side)]
+        return self.scan(max(sides, key=lambda side: self.fresh_rows[side])) if sides else None
+
+    def _give_way(self, task: Task) -> int:
+        assert isinstance(task, Scan)
+        task.set_aside()
+        self._aside[task.side] = task
+        self._task = None
+        return 1
+
+    def _clean_up_task(self) -> Task | None:
+        task = self._reactive_task()
+        if task is None:
+            self.expire()
+        return task
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for side, disk in enumerate(self.disks):
+            disk.check()
+            self.encounters[side].check(self.clock)
+            self.frequent[side].check()
+            table = self.tables[side]
+            held = {int(table.disk[block]) for queue in table.queues for block in queue if table.disk[block] >= 0}
+            there = {
+                piece.number + int(place) for piece in disk.pieces for place in np.flatnonzero(piece.left == FOREVER)
+            }
+            assert held == there, "a block that has not left is in memory, and no other"
+            for queue in table.queues:
+                on_disk = [bool(table.disk[block] >= 0) for block in queue]
+                assert on_disk == sorted(on_disk, reverse=True), "the oldest blocks are dumped first"
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        for disk in self.disks:
+            disk.close()
+
+    # --- snapshots ---
+
+    def still_in_memory(self, side: int, parts: Int32, ticks: Int64) -> NDArray[np.bool_]:
+        """Which rows of a snapshot have neither left memory nor come to the disk since they were written."""
+        not_dumped: NDArray[np.bool_] = ticks > self.dumped[side][parts]
+        return not_dumped & super().still_in_memory(side, parts, ticks)
+
+    def claim_to_restore(self, claim: Callable[[], bool]) -> None:
+        """Claim memory for what a snapshot holds."""
+        if not claim():
+            for table in self.tables:
+                table.trim(self.budget.total)
+            if not claim():
+                raise BudgetError("the snapshot does not fit into this memory; allow a little more")
+
+    def waiting(self, side: int) -> list[Received]:
+        """One input's rows that are not in memory yet."""
+        waiting = super().waiting(side)
+        if self._suspended is not None and self._suspended.side == side:
+            waiting.insert(0, self._suspended.unfinished())
+        return waiting
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        return [name for disk in self.disks for name in disk.segments()], {
+            "disks": [disk.to_state() for disk in self.disks],
+            "encounters": [each.to_state() for each in self.encounters],
+            "frequent": [each.to_state() for each in self.frequent],
+            "probed": list(self.probed),
+            "dumped": self.dumped.tolist(),
+            "last_kept": list(self.last_kept),
+            "suspended": None if self._suspended is None else self._suspended.to_state(),
+            "aside": [None if scan is None else scan.to_state() for scan in self._aside],
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        self._spare.shrink(self._spare.held)
+        self.probed, self.last_kept = list(state["probed"]), list(state["last_kept"])
+        self.dumped = np.array(state["dumped"], np.int64)
+        for side, disk in enumerate(self.disks):
+            disk.load(state["disks"][side])
+            self.encounters[side].load(state["encounters"][side])
+            for piece in disk.pieces:
+                for place in np.flatnonzero(piece.left == FOREVER):
+                    block = load_block(self, side, self.tables[side], piece, int(place))
+                    self.tables[side].results[block] = piece.results[place]
+            self.frequent[side].load(state["frequent"][side])
+
+    def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
+        for side in (0, 1):
+            self._all_probed(side, 0)
+            if state["aside"][side] is not None:
+                scan = self._aside[side] = self._load_task(state["aside"][side])
+                scan.set_aside()
+        if state["suspended"] is not None:
+            at_hand = waiting[state["suspended"]["side"]].pop(0)
+            assert at_hand.numbers is not None
+            self._suspended = self._resumed_arrival(state["suspended"], at_hand.batch, at_hand.numbers)
+        super()._load_tasks(state, waiting)
+        self._keep_spare()
+
+    def _load_task(self, state: dict[str, Any]) -> Scan:
+        scan = Scan(self, state["side"], state["since"], state["until"], state["updates"])
+        scan.go_to(state)
+        return scan

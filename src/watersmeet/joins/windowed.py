@@ -1,0 +1,319 @@
+"""What window joins of two endless streams share: times, arrivals in the order in which they came, and expiry.
+
+```
+receive ──▶ intake ──▶ arrival: time and floor, keep the row, look it up among the other side's ──▶ pairs
+                         │ no room                                             rows in its window
+                         ▼
+                       expired blocks go; then it is the operator's own choice
+```
+
+Whether two rows meet is told by their times (`core.windows`); a row that comes late meets what has not expired. Rows
+are worked off in the order in which they were received, those of both inputs together: "before" has one meaning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.errors import BudgetError, LateRowError, SpecError
+from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import FAR, WindowJoinSpec
+from watersmeet.joins.progressive import Arrival, ProgressiveJoin, Task
+from watersmeet.memory import format_bytes
+from watersmeet.spill.store import Store
+from watersmeet.state.lookup import Lookup
+from watersmeet.state.pairs import Between, PairBuffer
+from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.side import Probe, row_bytes
+from watersmeet.state.sizing import Sizing
+from watersmeet.state.window_rows import NEVER, Timing, WindowCodec, WindowPlan
+from watersmeet.state.window_table import FLOOR, TIME, WindowProbe, WindowTable
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+ALWAYS = 4 * FAR - 1
+"""Later than any time."""
+
+
+class WindowLookup(Lookup):
+    """Rows looked up in a table that counts which of its blocks were part of results."""
+
+    def __init__(self, probe: Probe, table: WindowTable, between: Between) -> None:
+        super().__init__(probe, table, between)
+        self._counted = table
+
+    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        used = super().work(pairs, fuel, meter)
+        if pairs.count:
+            self._counted.count_results(pairs.rows[: pairs.count])
+        return used
+
+
+class WindowArrival(Arrival):
+    """A batch on its way into memory, each row with its time and its floor."""
+
+    def __init__(
+        self, join: WindowJoin, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int
+    ) -> None:
+        plan = join.plans[side]
+        hashes, valid = join.codec.hash(side, plan.key_arrays(batch))
+        timed = join.timing.read(side, batch, numbers, newest, others)
+        for fit in (timed.known, None if timed.late is None or join.window.late == "keep" else ~timed.late):
+            valid = fit if valid is None else valid if fit is None else valid & fit
+        columns = [pa.array(timed.times), pa.array(timed.floors), *plan.store(batch, numbers)]
+        reached, positions = timed.newest, None
+        if valid is not None and not valid.all():
+            positions = np.flatnonzero(valid)
+            hashes, reached = hashes[positions], reached[positions]
+            columns = [column.take(pa.array(positions)) for column in columns]
+        self.side = side
+        self.next = 0
+        self.lookup: Lookup | None = None
+        self.kept = False
+        self.timed = timed
+        self._reached = reached
+        self._others = others
+        self._window_join = self._join = join
+        self._hashes = hashes
+        self._parts = join.tables[side].parts_of(hashes)
+        self._columns = columns
+        self._received = (batch, numbers, positions)
+        self.widest = plan.widest(columns)
+        join.meter.hashes += batch.num_rows
+
+    def work(self, fuel: int) -> int:
+        """Go on with the slice at hand, or with the next, if there is room for it."""
+        join = self._window_join
+        if self.lookup is None or self.lookup.done:
+            if self.next == len(self._hashes):
+                return 1
+            count = min(fuel, len(self._hashes) - self.next)
+            self.kept = join.must_keep(self.side)
+            count = join.admit(self, count)
+            if count and not self.kept and join.must_keep(self.side):
+                self.kept = True
+                count = join.admit(self, count)
+            if not count:
+                return 1
+            self.take_slice(count)
+        assert self.lookup is not None
+        return self.lookup.work(join.pairs, fuel, join.meter)
+
+    def take_slice(self, count: int) -> None:
+        """Move the next rows into memory, and let their times count."""
+        super().take_slice(count)
+        join = self._window_join
+        join.newest[self.side] = int(self._reached[self.next - 1])
+        join.slice_taken(self.side)
+
+    def finish(self) -> None:
+        """The times of rows that match nothing count, too."""
+        if len(self.timed.newest):
+            self._window_join.newest[self.side] = int(self.timed.newest[-1])
+        self._window_join.arrival_done(self.side)
+
+    def to_state(self) -> dict[str, Any]:
+        """The slice at hand, and what was known before it."""
+        start = self.unfinished().start
+        newest = int(self.timed.newest[start - 1]) if start else self.timed.before
+        return {**super().to_state(), "newest": newest, "others": self._others}
+
+
+class WindowJoin(ProgressiveJoin):
+    """The frame of an operator for two endless streams."""
+
+    joins_ranges: ClassVar[bool] = True
+    spec: WindowJoinSpec
+    plans: tuple[WindowPlan, WindowPlan]
+    tables: tuple[WindowTable, ...]  # type: ignore[assignment]
+
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store) -> None:
+        super().__init__(spec, memory, store)
+        self.window = spec.window
+        self.timing = Timing(spec)
+        nothing = -1 if spec.counted else NEVER
+        self.newest = [nothing, nothing]
+        """Each input's newest time (or last row's number) so far."""
+        self.late = [0, 0]
+        """How many rows of each input came too late."""
+        self.events: Counter[str] = Counter()
+        """What happened how often: dumps, scans, expired blocks and the like."""
+        self._order: deque[list[int]] = deque()
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        codec = WindowCodec(spec)
+        return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) for side in (0, 1)])
+
+    @classmethod
+    def refuse_unfit(cls, spec: JoinSpec) -> None:
+        """An error if the spec has no windows."""
+        if not isinstance(spec, WindowJoinSpec):
+            raise SpecError(f"{cls.name} joins endless inputs by windows; use wm.window_join, or another algorithm")
+
+    def _make_codec(self) -> WindowCodec:
+        return WindowCodec(self.spec)
+
+    def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
+        assert isinstance(self.codec, WindowCodec)
+        return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
+
+    def _make_table(self, side: int) -> WindowTable:
+        return WindowTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    def arrival_lookup(
+        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
+    ) -> Lookup:
+        """The look-up of rows that arrived on one side in the memory of the other."""
+        return self.lookup_in(self.tables[1 - side], side, hashes, parts, columns, source)
+
+    def lookup_in(
+        self,
+        table: WindowTable,
+        side: int,
+        hashes: Int64,
+        parts: Int32,
+        columns: list[pa.Array],
+        source: TableRows | BatchRows,
+    ) -> WindowLookup:
+        """The look-up of rows that arrived on one side in a table of the other."""
+        times = columns[TIME].to_numpy()
+        behind, ahead = self.timing.least_ages(side)
+        probe = WindowProbe(
+            hashes, parts, times=times, lows=columns[FLOOR].to_numpy(), highs=self.timing.meets(side, times),
+            least_behind=behind, least_ahead=ahead,
+        )  # fmt: skip
+        return WindowLookup(probe, table, Between(side, source, table))
+
+    # --- arrivals, in their order ---
+
+    def _receive_batch(self, side: int, batch: pa.RecordBatch) -> None:
+        super()._receive_batch(side, batch)
+        if batch.num_rows:
+            if self._order and self._order[-1][0] == side:
+                self._order[-1][1] += batch.num_rows
+            else:
+                self._order.append([side, batch.num_rows])
+
+    def _next_task(self) -> Task | None:
+        waiting = {side for side, _ in self._order}
+        for side in (0, 1):
+            if self._ended[side] and not self._closed[side] and side not in waiting:
+                self._closed[side] = True
+                self._input_closed(side)
+        if self._order:
+            side, rows = self._order[0]
+            batch, numbers = self._intakes[side].next(rows)
+            self._order[0][1] -= batch.num_rows
+            if not self._order[0][1]:
+                self._order.popleft()
+            return self._arrival(side, batch, numbers)
+        if all(self._closed):
+            task = self._clean_up_task()
+            self._done = task is None
+            return task
+        return self._reactive_task() if self._stalled else None
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
+        others = self._intakes[1 - side].numbered
+        arrival = WindowArrival(self, side, batch, numbers, self.newest[side], others)
+        late = arrival.timed.late
+        if late is not None:
+            if self.window.late == "error":
+                row = int(numbers[np.flatnonzero(late)[0]])
+                raise LateRowError(
+                    f"row {row:,} of {self.spec.names[side]} comes later than lateness={self.window.lateness!r} "
+                    f"allows; allow more, or say late='keep' or late='drop'"
+                )
+            self.late[side] += int(late.sum())
+        return arrival
+
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
+        arrival = WindowArrival(self, state["side"], batch, numbers, state["newest"], state["others"])
+        arrival.resume(state)
+        return arrival
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for the next rows of an arrival; returns for how many, 0 if other work must come first."""
+        table = self.tables[arrival.side]
+        while count:
+            _, parts, columns = arrival.piece(count)
+            wide_enough = self._allow_widest(arrival.side, arrival.widest)
+            if wide_enough and (not arrival.kept or self.secure(lambda: table.reserve(parts, columns))):  # noqa: B023
+                return count
+            count //= 2
+        if not self._must_wait():
+            size = sum(column.nbytes for column in arrival.piece(1)[2])
+            raise BudgetError(
+                f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
+                f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
+            )
+        return 0
+
+    def _must_wait(self) -> bool:
+        """Whether work that comes before the arrival at hand may make room; then it was begun."""
+        return False
+
+    def slice_taken(self, side: int) -> None:
+        """Rows of an input were taken into memory, and are about to be looked up."""
+
+    def arrival_done(self, side: int) -> None:
+        """A batch has been worked off: what has expired goes."""
+        self.expire()
+
+    # --- expiry ---
+
+    def expired_before(self, side: int) -> int:
+        """Rows of an input that are older than this meet nothing that is still to come."""
+        if self._closed[1 - side]:
+            return ALWAYS
+        return self.timing.expired_before(side, self.newest[1 - side], self.newest[side] + 1)
+
+    def expire(self) -> bool:
+        """Let go of blocks whose rows have all expired; False if there are none."""
+        some = False
+        for side, table in enumerate(self.tables):
+            bound = self.expired_before(side)
+            for part, queue in enumerate(table.queues):
+                while queue and table.latest[queue[0]] < bound and self._may_drop(side, queue[0]):
+                    self.drop_oldest(side, part)
+                    self.events["expired blocks"] += 1
+                    some = True
+        return some
+
+    def _may_drop(self, side: int, block: int) -> bool:
+        """Whether a block's rows have nothing left to look up."""
+        return True
+
+    def drop_oldest(self, side: int, part: int) -> None:
+        """Drop a partition's oldest block from memory."""
+        table = self.tables[side]
+        self.gone[side][part] = table.last_tick[table.queues[part][0]]
+        table.drop_oldest(part)
+
+    # --- snapshots ---
+
+    def frame_state(self) -> dict[str, Any]:
+        """The frame's own state."""
+        return {
+            **super().frame_state(),
+            "newest": list(self.newest),
+            "late": list(self.late),
+            "order": [list(each) for each in self._order],
+        }
+
+    def _load_all(self, snapshot: Any) -> None:
+        state = snapshot.state
+        self.newest, self.late = list(state["newest"]), list(state["late"])
+        self._order = deque(list(each) for each in state["order"])
+        for side, numbered in enumerate(state["numbered"]):
+            self._intakes[side].numbered = numbered
+        super()._load_all(snapshot)

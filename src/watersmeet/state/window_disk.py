@@ -1,0 +1,257 @@
+"""Blocks of one input that were dumped, in segments of many blocks each, until they expire.
+
+```
+segment 4    [block 17 of partition 0 │ block 18 of partition 0 │ block 19 of partition 3]      rows on pages
+             first and last time, when it left memory (FOREVER: it has not yet), results         in memory
+```
+
+A dumped block may stay in memory for a while: until it leaves, nobody has to look it up here. Segments are mapped, not
+loaded; one whose blocks have all expired is removed without having been read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.cost import Meter
+from watersmeet.memory import Reservation
+from watersmeet.spill.segment import Segment
+from watersmeet.spill.store import Store
+from watersmeet.state.pages import Page, count_pages, write_rows
+from watersmeet.state.window_table import WindowTable
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+FOREVER = np.iinfo(np.int64).max
+_FIELDS = 6
+_BLOCK_BYTES = 8 * _FIELDS
+_PAGE_BYTES = 12
+_PIECE_BYTES = 96
+_MOST_OPEN = 64
+"""Segments that are mapped at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One segment."""
+
+    number: int
+    """The number of its first block, of which its name is made."""
+    ends: tuple[int, ...]
+    """Rows up to the end of each page."""
+    blocks: Int64
+    """For each block its partition, first row, first and last time, when it left memory, and its results."""
+    newest: int = 0
+    """The last time of all."""
+    segment: Segment | None = None
+
+    def __post_init__(self) -> None:
+        self.newest = int(self.latest.max())
+
+    @property
+    def parts(self) -> Int64:
+        """Each block's partition."""
+        parts: Int64 = self.blocks[0]
+        return parts
+
+    @property
+    def firsts(self) -> Int64:
+        """Each block's first row."""
+        firsts: Int64 = self.blocks[1]
+        return firsts
+
+    @property
+    def earliest(self) -> Int64:
+        """Each block's first time."""
+        earliest: Int64 = self.blocks[2]
+        return earliest
+
+    @property
+    def latest(self) -> Int64:
+        """Each block's last time."""
+        latest: Int64 = self.blocks[3]
+        return latest
+
+    @property
+    def left(self) -> Int64:
+        """When each block left memory; FOREVER: it is there still."""
+        left: Int64 = self.blocks[4]
+        return left
+
+    @property
+    def results(self) -> Int64:
+        """Of how many results each block's rows were part lately."""
+        results: Int64 = self.blocks[5]
+        return results
+
+    @property
+    def rows(self) -> int:
+        """All its rows."""
+        return self.ends[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is held for it."""
+        return WindowDisk.entry_bytes(self.blocks.shape[1], len(self.ends))
+
+    def stop(self, block: int) -> int:
+        """The row behind a block's last one."""
+        return int(self.firsts[block + 1]) if block + 1 < len(self.firsts) else self.rows
+
+    def blocks_of(self, rows: Int64) -> Int64:
+        """In which of its blocks rows lie."""
+        return np.searchsorted(self.firsts, rows, side="right") - 1
+
+
+class WindowDisk:
+    """One side's dumped blocks, numbered in the order in which they were dumped."""
+
+    def __init__(self, store: Store, prefix: str, claim: Reservation, meter: Meter) -> None:
+        self.pieces: list[Piece] = []
+        self.next_block = 0
+        self._store = store
+        self._prefix = prefix
+        self._claim = claim
+        self._meter = meter
+        self._last_read: tuple[int, int] | None = None
+        self._open: list[Piece] = []
+        self.absent = 0
+        """How many blocks have left memory."""
+
+    def name(self, number: int) -> str:
+        """The segment that begins with this block."""
+        return f"{self._prefix}-{number}"
+
+    @staticmethod
+    def entry_bytes(blocks: int, pages: int) -> int:
+        """Memory that the entry of a dump takes."""
+        return _PIECE_BYTES + _BLOCK_BYTES * blocks + _PAGE_BYTES * pages
+
+    def try_dump(self, table: WindowTable, blocks: Sequence[tuple[int, int]], page_bytes: int) -> bool:
+        """Write blocks, as (partition, block) of the table, one after the other; they stay in memory.
+
+        False, and nothing is written, if there is no memory to remember them.
+        """
+        spans = [table.rows_in(part, block) for part, block in blocks]
+        rows = np.concatenate(spans)
+        claimed = self.entry_bytes(len(blocks), count_pages(table, rows, page_bytes))
+        if not self._claim.try_grow(claimed):
+            return False
+        number = self.next_block
+        try:
+            ends = write_rows(self._store, self.name(number), table, rows, page_bytes)
+        except BaseException:
+            self._claim.shrink(claimed)
+            raise
+        self._meter.pages_written += len(ends)
+        self._meter.seeks += 1
+        places = np.array([block for _, block in blocks], np.int64)
+        firsts = np.cumsum([0, *(len(span) for span in spans[:-1])])
+        left = np.full(len(blocks), FOREVER)
+        parts = [part for part, _ in blocks]
+        fields = [parts, firsts, table.earliest[places], table.latest[places], left, table.results[places]]
+        piece = Piece(number, ends, np.array(fields, np.int64))
+        self.pieces.append(piece)
+        table.disk[places] = np.arange(number, number + len(blocks))
+        self.next_block += len(blocks)
+        return True
+
+    def find(self, block: int) -> tuple[Piece, int]:
+        """The segment of a block, and its place there."""
+        piece = self.pieces[bisect_right(self.pieces, block, key=lambda piece: piece.number) - 1]
+        return piece, block - piece.number
+
+    def leave(self, block: int, tick: int, results: int) -> None:
+        """A block has left memory."""
+        piece, place = self.find(block)
+        piece.left[place] = tick
+        piece.results[place] = results
+        self.absent += 1
+
+    def read(self, piece: Piece, page: int) -> Page:
+        """A page; its time and floor are the first two of its columns."""
+        if piece.segment is None:
+            if len(self._open) >= _MOST_OPEN:
+                self._close(self._open[0])
+            piece.segment = Segment.open(self._store, self.name(piece.number))
+            self._open.append(piece)
+        batch = piece.segment.read_page(page)
+        if self._last_read != (piece.number, page):
+            self._meter.pages_read += 1
+            self._meter.seeks += self._last_read != (piece.number, page - 1)
+            self._last_read = (piece.number, page)
+        return Page.of(batch, piece.ends[page - 1] if page else 0)
+
+    def pages_of(self, piece: Piece, start: int, stop: int) -> Iterator[Page]:
+        """The rows from one to another, page by page."""
+        while start < stop:
+            number = bisect_right(piece.ends, start)
+            page = self.read(piece, number)
+            end = min(stop, piece.ends[number])
+            yield page.slice(start - page.first_ordinal, end - start)
+            start = end
+
+    def release(self, piece: Piece) -> None:
+        """Let what was read of a segment leave this process's memory."""
+        if piece.segment is not None:
+            piece.segment.release()
+
+    def expire(self, before: int, spared: Collection[int | None]) -> list[str]:
+        """Forget segments all of whose blocks have times before this, and are not in memory; returns their names."""
+        found = [
+            piece
+            for piece in self.pieces
+            if piece.newest < before and int(piece.left.max()) < FOREVER and piece.number not in spared
+        ]
+        for piece in found:
+            self.pieces.remove(piece)
+            self.absent -= len(piece.left)
+            self._claim.shrink(piece.nbytes)
+            self._last_read = None
+            self._close(piece)
+        return [self.name(piece.number) for piece in found]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for piece in list(self._open):
+            self._close(piece)
+
+    def _close(self, piece: Piece) -> None:
+        if piece.segment is not None:
+            piece.segment.close()
+            piece.segment = None
+            self._open.remove(piece)
+
+    def segments(self) -> list[str]:
+        """The names of all segments."""
+        return [self.name(piece.number) for piece in self.pieces]
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {
+            "next": self.next_block,
+            "pieces": [[piece.number, list(piece.ends), piece.blocks.tolist()] for piece in self.pieces],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a snapshot's segments."""
+        self.next_block = state["next"]
+        for number, ends, blocks in state["pieces"]:
+            piece = Piece(number, tuple(ends), np.array(blocks, np.int64))
+            self._claim.grow(piece.nbytes)
+            self.pieces.append(piece)
+            self.absent += int((piece.left < FOREVER).sum())
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        numbers = [piece.number for piece in self.pieces]
+        assert numbers == sorted(set(numbers))
+        assert self.absent == sum(int((piece.left < FOREVER).sum()) for piece in self.pieces)
+        assert self._claim.held >= sum(piece.nbytes for piece in self.pieces)
