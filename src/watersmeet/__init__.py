@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from watersmeet.api import multijoin as multijoin
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
+    from watersmeet.core.errors import LateRowError as LateRowError
     from watersmeet.core.errors import RelationError as RelationError
     from watersmeet.core.errors import SourceError as SourceError
     from watersmeet.core.errors import SpecError as SpecError
     from watersmeet.core.errors import SpillError as SpillError
     from watersmeet.core.errors import WatersmeetError as WatersmeetError
     from watersmeet.core.spec import band as band
+    from watersmeet.core.windows import age as age
+    from watersmeet.core.windows import landmark as landmark
+    from watersmeet.core.windows import rows as rows
     from watersmeet.drivers.progress import Progress as Progress
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
@@ -30,12 +34,14 @@ if TYPE_CHECKING:
     from watersmeet.relation import Relation as Relation
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
+    from watersmeet.window_api import window_join as window_join
 
     __version__: str
 
 # Where each public name lives. Importing the package imports none of it, so that it costs next to nothing.
 _HOMES = {
     "BudgetError": "watersmeet.core.errors",
+    "LateRowError": "watersmeet.core.errors",
     "Progress": "watersmeet.drivers.progress",
     "Relation": "watersmeet.relation",
     "RelationError": "watersmeet.core.errors",
@@ -45,18 +51,23 @@ _HOMES = {
     "SpillError": "watersmeet.core.errors",
     "Trace": "watersmeet.drivers.trace",
     "WatersmeetError": "watersmeet.core.errors",
+    "age": "watersmeet.core.windows",
     "band": "watersmeet.core.spec",
     "explain": "watersmeet.api",
     "join": "watersmeet.api",
+    "landmark": "watersmeet.core.windows",
     "lookup_join": "watersmeet.lookup",
     "multijoin": "watersmeet.api",
     "query": "watersmeet.sources.databases",
+    "rows": "watersmeet.core.windows",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
+    "window_join": "watersmeet.window_api",
 }
 
 __all__ = [
     "BudgetError",
+    "LateRowError",
     "Progress",
     "Relation",
     "RelationError",
@@ -67,15 +78,19 @@ __all__ = [
     "Trace",
     "WatersmeetError",
     "__version__",
+    "age",
     "band",
     "errors",
     "explain",
     "join",
+    "landmark",
     "lookup_join",
     "multijoin",
     "query",
+    "rows",
     "simulate",
     "source",
+    "window_join",
 ]
 
 

@@ -90,7 +90,7 @@ def join(
             raise
         return operator
 
-    called = names or (_usual_name(left, 0), _usual_name(right, 1))
+    called = names or (usual_name(left, 0), usual_name(right, 1))
     return run(list(zip(called, (left, right), strict=True)), specify, build, budget, wait, on_progress)
 
 
@@ -223,7 +223,7 @@ def run(
         raise
 
 
-def _usual_name(data: object, side: int) -> str:
+def usual_name(data: object, side: int) -> str:
     """What an input is called that was given no name: a file by its path."""
     return str(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else ("left", "right")[side]
 

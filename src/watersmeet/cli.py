@@ -56,7 +56,14 @@ def build_parser() -> Parser:
     parser = Parser(prog="watersmeet", description="Exact, early, memory-bounded joins of streams.")
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for add in (add_join_parser, add_lookup_parser, add_demo_parser, add_reproduce_parser, add_bench_parser):
+    for add in (
+        add_join_parser,
+        add_window_join_parser,
+        add_lookup_parser,
+        add_demo_parser,
+        add_reproduce_parser,
+        add_bench_parser,
+    ):
         add(commands).add_argument("--debug", action="store_true", help="show stack traces")
     return parser
 
@@ -68,6 +75,43 @@ def add_join_parser(commands: Any) -> Parser:
         help="join two files",
         description="Join two files (Parquet, CSV, NDJSON, Arrow IPC; globs in quotes) within a given memory.",
     )
+    _add_inputs(parser)
+    parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="in this process, or on local Spark (default %(default)s)",
+    )
+    parser.set_defaults(run=run_join)
+    return parser
+
+
+def add_window_join_parser(commands: Any) -> Parser:
+    """`watersmeet window-join`."""
+    parser: Parser = commands.add_parser(
+        "window-join",
+        help="join two files by windows of time",
+        description="Join rows of two files whose times lie close together, as if they were streams without an end.",
+    )
+    _add_inputs(parser)
+    parser.add_argument("--time", required=True, metavar="COLUMN", help="column that tells the time, or LEFT=RIGHT")
+    parser.add_argument(
+        "--window",
+        required=True,
+        action="append",
+        metavar="SPAN",
+        help="how long rows are met, such as 10min; a second one is for the right input",
+    )
+    parser.add_argument("--slide", metavar="SPAN", help="windows move by so much at once")
+    parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
+    parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.set_defaults(run=run_window_join)
+    return parser
+
+
+def _add_inputs(parser: Parser) -> None:
+    """What joins of two files take."""
     parser.add_argument("left", metavar="LEFT", help="path or glob of the left input")
     parser.add_argument("right", metavar="RIGHT", help="path or glob of the right input")
     parser.add_argument(
@@ -79,22 +123,13 @@ def add_join_parser(commands: Any) -> Parser:
         help="column, or LEFT=RIGHT, whose values differ by a number (price:0.05) or a time (ts:90s) at most",
     )
     parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
-    parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
     parser.add_argument("--algorithm", default="auto", metavar="NAME", help="which join (default %(default)s)")
     parser.add_argument(
         "--suffixes", nargs=2, default=("", "_right"), metavar=("LEFT", "RIGHT"), help="for columns both inputs have"
     )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "spark"),
-        default="local",
-        help="in this process, or on local Spark (default %(default)s)",
-    )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
-    parser.set_defaults(run=run_join)
-    return parser
 
 
 def add_lookup_parser(commands: Any) -> Parser:
@@ -177,11 +212,8 @@ def _in_module(name: str) -> Callable[[argparse.Namespace], int]:
 def run_join(args: argparse.Namespace) -> int:
     """Join two files into a third, or show the first rows."""
     from watersmeet import api
-    from watersmeet.core.errors import SpecError
 
-    on = [*args.on, *([] if args.band is None else [_band(args.band)])]
-    if not on:
-        raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
+    on = _conditions(args)
 
     def begin(look: Callable[[Progress], None]) -> Result | SparkFileJoin:
         if args.engine == "spark":
@@ -202,6 +234,45 @@ def run_join(args: argparse.Namespace) -> int:
 
     _run(args, begin)
     return 0
+
+
+def run_window_join(args: argparse.Namespace) -> int:
+    """Join two files by windows."""
+    from watersmeet.core.errors import SpecError
+    from watersmeet.window_api import window_join
+
+    on = _conditions(args)
+    if len(args.window) > 2:
+        raise SpecError("there are two windows at most, one for each input")
+    _run(
+        args,
+        lambda look: window_join(
+            args.left,
+            args.right,
+            on=on,
+            time=args.time,
+            window=tuple(args.window) if len(args.window) == 2 else args.window[0],
+            slide=args.slide,
+            lateness=args.lateness,
+            late=args.late,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        ),
+    )
+    return 0
+
+
+def _conditions(args: argparse.Namespace) -> list[str | Band]:
+    """What two files are joined on."""
+    from watersmeet.core.errors import SpecError
+
+    on = [*args.on, *([] if args.band is None else [_band(args.band)])]
+    if not on:
+        raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
+    return on
 
 
 def run_lookup(args: argparse.Namespace) -> int:

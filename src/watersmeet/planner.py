@@ -9,6 +9,8 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.joins.ah_ewj import AHEWJ
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.lookups import LookupJoin
@@ -18,7 +20,9 @@ from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.rpj import RPJ
 from watersmeet.joins.symmetric_hash import SymmetricHash
+from watersmeet.joins.symmetric_window import SymmetricWindow
 from watersmeet.joins.tree import JoinTree
+from watersmeet.joins.windowed import WindowJoin
 from watersmeet.joins.xjoin import XJoin
 from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.spill.store import Store
@@ -101,5 +105,36 @@ def build_lookup(
     if algorithm not in LOOKUPS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
     operator = LOOKUPS[algorithm](spec, memory, store, relation, **options)
+    operator.reason = reason
+    return operator
+
+
+WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, SymmetricWindow)}
+"""Every window join by its name; being listed here puts it through the conformance suite for windows."""
+
+
+def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") -> tuple[type[WindowJoin], str]:
+    """The class of the operator for a window join, and why it is that one.
+
+    `auto` is `ah_ewj`, which spills when the windows do not fit. Where it is known that they fit (windows of so many
+    rows, each of one width) it is `symmetric_window`, which keeps no books for a disk.
+    """
+    reason = "asked for by name"
+    if algorithm == "auto":
+        if SymmetricWindow.surely_fits(spec, memory):
+            algorithm, reason = "symmetric_window", "both windows fit into memory, however many rows come"
+        else:
+            algorithm, reason = "ah_ewj", "it joins in memory as long as the windows fit, and spills when they do not"
+    if algorithm not in WINDOW_ALGORITHMS:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(WINDOW_ALGORITHMS))}")
+    return WINDOW_ALGORITHMS[algorithm], reason
+
+
+def build_window(
+    spec: WindowJoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any
+) -> WindowJoin:
+    """The operator for a window join; see `choose_window`."""
+    chosen, reason = choose_window(spec, memory, algorithm)
+    operator = chosen(spec, memory, store, **options)
     operator.reason = reason
     return operator

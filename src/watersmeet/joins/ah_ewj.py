@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from watersmeet.core.errors import SpecError
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.progressive import Arrival
 from watersmeet.joins.window_spilling import SpillingWindowJoin
@@ -91,14 +90,13 @@ class AHEWJ(SpillingWindowJoin):
     """
 
     name: ClassVar[str] = "ah_ewj"
+    paths: ClassVar[tuple[str, ...]] = (
+        "dumps", "scans", "evicted blocks", "expired segments", "blocks made frequent", "blocks no longer frequent"
+    )  # fmt: skip
+    """Events that a run which spills goes through."""
 
-    def __init__(
-        self, spec: WindowJoinSpec, memory: int, store: Store, *, shares: Shares | None = None, **changed: Any
-    ) -> None:
-        try:
-            self.shares = shares or Shares(**changed)
-        except TypeError:
-            raise SpecError(f"{self.name} does not take the options {', '.join(map(repr, changed))}") from None
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, *, shares: Shares | None = None) -> None:
+        self.shares = shares or Shares()
         super().__init__(spec, memory, store, frequent=self.shares.frequent)
         self.recent = int((memory - self.sizing.buffers) * (1 - self.shares.frequent))
         epoch = max(1, self.recent // max(table.row_bytes for table in self.tables))
@@ -165,8 +163,9 @@ class AHEWJ(SpillingWindowJoin):
         if self._since_update[side] < self._epoch:
             return False
         self._since_update[side] = 0
-        for piece in self.disks[1 - side].pieces:
-            piece.results[:] = (piece.results * self.shares.decay).astype(piece.results.dtype)
+        recent = self.tables[1 - side].results
+        for results in (recent, *(piece.results for piece in self.disks[1 - side].pieces)):
+            results[:] = (results * self.shares.decay).astype(results.dtype)
         self.frequent[1 - side].decay(self.shares.decay)
         return True
 

@@ -31,9 +31,11 @@ class Frequent:
         """How many blocks it may hold."""
         self._join = join
         self._side = side
+        self._count = 0
+        self._least: int | None = None
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self.table.queues)
+        return self._count
 
     def blocks(self) -> list[tuple[int, int]]:
         """Its blocks, as (partition, block)."""
@@ -44,10 +46,15 @@ class Frequent:
         return [int(self.table.disk[block]) for _, block in self.blocks()]
 
     def least(self) -> int:
-        """The results of the least frequent block, if there is no room for another; -1 if there is."""
-        if len(self) < self.capacity:
+        """The results of the least frequent block, if there is no room for another; -1 if there is.
+
+        They may be more by now: that is looked at when blocks come and go.
+        """
+        if self._count < self.capacity:
             return -1
-        return min((int(self.table.results[block]) for _, block in self.blocks()), default=-1)
+        if self._least is None:
+            self._least = min((int(self.table.results[block]) for _, block in self.blocks()), default=-1)
+        return self._least
 
     def try_add(self, number: int, part: int, results: int, pages: Sequence[Page]) -> bool:
         """Copy a block that is on disk, and let the least frequent go if there is no room; False if that is too
@@ -64,14 +71,21 @@ class Frequent:
         columns = [pa.concat_arrays(arrays) for arrays in zip(*(page.columns for page in pages), strict=True)]
         parts = np.full(len(hashes), part, np.int32)
         encounters = join.encounters[1 - self._side]
-        if not table.reserve(parts, columns) or not encounters.try_come(number, join.clock + 1):
-            table.trim(join.budget.total)
+        if not table.reserve(parts, columns):
+            for each in join.tables:  # a block that has just left is still kept ready for the next arrivals
+                each.trim(join.budget.total)
+            if not table.reserve(parts, columns):
+                table.trim(join.budget.total)
+                return False
+        if not encounters.try_come(number, join.clock + 1):
             return False
         join.clock += 1
         rows = table.append(hashes, parts, columns, ticks, grow_index=False)
         table.close_block(part)
         block = int(rows[0]) >> table.shift
         table.disk[block], table.results[block] = number, results
+        self._count += 1
+        self._least = None
         join.events["blocks made frequent"] += 1
         return True
 
@@ -81,6 +95,9 @@ class Frequent:
         join.clock += 1
         join.encounters[1 - self._side].go(int(self.table.disk[block]), join.clock)
         self.table.drop(part, block)
+        self.table.trim(join.budget.total)
+        self._count -= 1
+        self._least = None
         join.events["blocks no longer frequent"] += 1
 
     def drop_all(self) -> bool:
@@ -92,7 +109,7 @@ class Frequent:
 
     def drop_expired(self, before: int) -> bool:
         """Let blocks go whose rows are all older than this."""
-        expired = [each for each in self.blocks() if self.table.latest[each[1]] < before]
+        expired = [each for each in self.blocks() if self.table.latest[each[1]] < before] if self._count else []
         for part, block in expired:
             self.drop(part, block)
         return bool(expired)
@@ -100,6 +117,7 @@ class Frequent:
     def decay(self, factor: float) -> None:
         """Let results of long ago count less."""
         self.table.results[:] = (self.table.results * factor).astype(np.int64)
+        self._least = None
 
     def to_state(self) -> list[list[int]]:
         """For a snapshot: the numbers of its blocks, and how many results they were part of."""
@@ -112,11 +130,12 @@ class Frequent:
             piece, place = self._join.disks[self._side].find(number)
             block = load_block(self._join, self._side, self.table, piece, place)
             self.table.results[block] = results
+            self._count += 1
 
     def check(self) -> None:
         """Assert the invariants."""
         self.table.check()
-        assert len(self) <= self.capacity
+        assert self._count == sum(len(queue) for queue in self.table.queues) <= self.capacity
 
 
 def load_block(join: SpillingWindowJoin, side: int, table: WindowTable, piece: Piece, place: int) -> int:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from watersmeet.core.errors import BudgetError
+from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.progressive import Task
 from watersmeet.joins.windowed import WindowJoin
 from watersmeet.memory import format_bytes
+from watersmeet.state.rows import fixed_width
+from watersmeet.state.window_rows import WindowCodec, WindowPlan
+from watersmeet.state.window_table import window_row_bytes
+
+_INDEX_BYTES = 32
 
 
 class SymmetricWindow(WindowJoin):
@@ -41,6 +47,21 @@ class SymmetricWindow(WindowJoin):
 
     name: ClassVar[str] = "symmetric_window"
     spills: ClassVar[bool] = False
+
+    @classmethod
+    def surely_fits(cls, spec: WindowJoinSpec, memory: int) -> bool:
+        """Whether both windows fit into memory whatever comes: they count rows, and a row's width is known."""
+        if not spec.counted or memory < cls.least_memory(spec):
+            return False
+        codec = WindowCodec(spec)
+        needed = 0
+        for side in (0, 1):
+            types = WindowPlan(spec, side, codec).types
+            if any(fixed_width(type_) is None for type_ in types):
+                return False
+            needed += spec.bounds[side].span * (window_row_bytes(types) + _INDEX_BYTES)
+        # A quarter may be blocks that are not full, and buffers take some.
+        return 2 * needed <= memory
 
     def must_keep(self, side: int) -> bool:
         """Only while the other input may still bring rows."""

@@ -69,9 +69,9 @@ def _meet(
     mark = marks[later]
     if not is_late[later] or mark is None:
         return True
-    # A late row meets what has not expired by then: what was in its window at the time from which on rows are in time.
+    # A late row meets what has not expired by then: what rows that are in time, the oldest of them too, may meet.
     earlier_time = right if later == 0 else left
-    return earlier_time >= _start(windows[1 - later], mark, step)
+    return earlier_time >= min(mark, _start(windows[1 - later], mark, step))
 
 
 def _inside(window: Window, time: int, at: int, step: int | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,8 @@ from numpy.typing import NDArray
 from watersmeet.core.cost import Meter
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
-from watersmeet.state.rows import BatchRows
+from watersmeet.state.scanned_rows import ScannedRows
 from watersmeet.state.side import Probe
-from watersmeet.state.window_disk import Piece
-from watersmeet.state.window_table import WindowTable
 
 if TYPE_CHECKING:
     from watersmeet.joins.window_spilling import SpillingWindowJoin
@@ -31,48 +28,96 @@ _BITS_A_ROW = 16
 
 
 class _ScanIndex:
-    """The rows in memory that a scan is for, looked up by rows of the disk."""
+    """The rows in memory that a scan is for, looked up by rows of the disk, stretch by stretch."""
 
-    def __init__(self, table: WindowTable, times: Int64, wanted: Bits, ticks: tuple[int, int], window: Int64) -> None:
-        self._table = table
-        self._times = times
-        self._wanted = wanted
+    def __init__(self, join: SpillingWindowJoin, side: int, ticks: tuple[int, int], rows: ScannedRows) -> None:
+        self._table = join.tables[side]
+        self._disk = join.disks[1 - side]
         self._ticks = ticks
-        self._window = window
+        self._rows = rows
+        self._window = join.timing.words(side)
+        self._at = -1
+        self._index: tuple[Int64, Int64] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self.wanted: Bits = _EVERYTHING
 
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        return self._table.scan(
-            probe, self._times, stop, self._wanted, self._ticks, self._window, out_probe, out_row, found
-        )
+        visited = 0
+        while probe.next < stop:
+            number = self._rows.stretch_at(probe.next)
+            stretch = self._rows.stretches[number]
+            if number != self._at:
+                self._open(number)
+            shift = stretch.start - stretch.place
+            inside = Probe(self._index[0], _NO_PARTS, probe.next + shift, probe.link)
+            before = found
+            found, more = self._table.scan(
+                inside, self._index[1], min(stop, stretch.end) + shift, self.wanted, self._ticks, self._window,
+                out_probe, out_row, found,
+            )  # fmt: skip
+            out_probe[before:found] -= shift
+            visited += more
+            probe.next, probe.link = inside.next - shift, inside.link
+            if probe.next < min(stop, stretch.end):
+                break  # the buffer is full
+        return found, visited
+
+    def _open(self, number: int) -> None:
+        stretches = self._rows.stretches
+        if self._at >= 0 and stretches[self._at].piece is not stretches[number].piece:
+            self._disk.release(stretches[self._at].piece)
+        self._at = number
+        stretch = stretches[number]
+        self._index = self._disk.index(stretch.piece)
+        self._disk.count_read(stretch.piece, stretch.start, stretch.stop)
+
+    def close(self) -> None:
+        if self._at >= 0:
+            self._disk.release(self._rows.stretches[self._at].piece)
+
+
+class _Places(Probe):
+    """A look-up of as many rows as a scan goes through; their hashes are with the segments."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__(np.empty(0, np.int64), _NO_PARTS)
+        self.count = count
+
+    @property
+    def done(self) -> bool:
+        return self.next >= self.count
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class _ScanLookup(Lookup):
-    """A stretch of a page, looked up."""
+    """The disk, looked up in memory."""
 
-    def __init__(
-        self, probe: Probe, index: _ScanIndex, between: Between, scan: Scan, piece: Piece, start: int, page: int
-    ) -> None:
-        super().__init__(probe, index, between, self._not_met)
+    def __init__(self, scan: Scan, index: _ScanIndex, rows: ScannedRows) -> None:
+        table = scan.join.tables[scan.side]
+        super().__init__(_Places(rows.rows), index, Between(1 - scan.side, rows, table), self._not_met)
         self._scan = scan
-        self.piece, self.start, self.page = piece, start, page
+        self._rows = rows
 
     @property
-    def stop(self) -> int:
-        """The row behind the last of the stretch."""
-        return self.start + len(self.probe.hashes)
+    def length(self) -> int:
+        """How many rows are looked up."""
+        return self._rows.rows
 
     def _not_met(self, probes: Int32, rows: Int32) -> Bool:
-        piece, join, side = self.piece, self._scan.join, self._scan.side
-        blocks = piece.blocks_of(self.start + probes.astype(np.int64))
+        scanned, join, side = self._rows, self._scan.join, self._scan.side
+        blocks = scanned.blocks_of(probes)
         arrived = join.tables[side].ticks(rows)
-        return join.encounters[side].fresh(piece.number + blocks, piece.left[blocks], arrived)
+        return join.encounters[side].fresh(scanned.block_numbers[blocks], scanned.block_left[blocks], arrived)
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs, and count which blocks they come from."""
         used = super().work(pairs, fuel, meter)
         if pairs.count:
-            blocks = self.piece.blocks_of(self.start + pairs.probes[: pairs.count].astype(np.int64))
-            self.piece.results[:] += np.bincount(blocks, minlength=len(self.piece.results))
+            blocks = self._rows.blocks_of(pairs.probes[: pairs.count])
+            self._rows.block_results += np.bincount(blocks, minlength=len(self._rows.block_results))
             self._scan.join.tables[self._scan.side].count_results(pairs.rows[: pairs.count])
         return used
 
@@ -83,20 +128,21 @@ class Scan:
     It can stop between any two pairs, be set aside while rows arrive, and go on later.
     """
 
-    def __init__(self, join: SpillingWindowJoin, side: int, since: int, until: int, updates: bool) -> None:
+    def __init__(
+        self, join: SpillingWindowJoin, side: int, since: int, until: int, updates: bool, floor: int | None = None
+    ) -> None:
         self.join = join
         self.side, self.since, self.until = side, since, until
         self.updates = updates
         """Whether blocks that it comes by may become frequent ones."""
-        self.lookup: _ScanLookup | None = None
-        self._next = (0, 0)
-        """The segment and the row to go on with."""
-        self._ended = False
+        self._floor = join.least_floor(side, since) if floor is None else floor
+        self._rows = ScannedRows(join.disks[1 - side], join.plans[1 - side].types, until, self._floor)
+        self._index = _ScanIndex(join, side, (since, until), self._rows)
+        self.lookup = _ScanLookup(self, self._index, self._rows)
         self._place: list[int] | None = None
         """Where it was set aside."""
-        self._floor = join.least_floor(side, since)
         self._filter = join.budget.reservation("filter of a scan")
-        self._wanted = self._make_filter()
+        self._index.wanted = self._make_filter()
 
     def _make_filter(self) -> Bits:
         table = self.join.tables[self.side]
@@ -120,17 +166,17 @@ class Scan:
     @property
     def done(self) -> bool:
         """Whether all pairs were found."""
-        return self._ended
+        return self.lookup.done
 
     @property
-    def piece(self) -> int | None:
-        """The segment at hand."""
-        return None if self.lookup is None else self.lookup.piece.number
+    def pieces(self) -> list[int]:
+        """The segments that it goes through."""
+        return [stretch.piece.number for stretch in self._rows.stretches]
 
     def set_aside(self) -> None:
         """Wait; all pairs found so far have been handed out."""
         assert not self.join.pairs.waiting
-        self._place = None if self.lookup is None else self.lookup.place(self.join.pairs)
+        self._place = self.lookup.place(self.join.pairs)
 
     def take_up(self) -> Scan:
         """Go on."""
@@ -138,89 +184,27 @@ class Scan:
         return self
 
     def work(self, fuel: int) -> int:
-        """Go on with the stretch at hand, or with the next."""
-        if self.lookup is None or self.lookup.done:
-            self._go_on()
-            if self._ended:
-                return 1
-        assert self.lookup is not None
-        return self.lookup.work(self.join.pairs, fuel, self.join.meter)
-
-    def _go_on(self) -> None:
-        lookup, disk = self.lookup, self.join.disks[1 - self.side]
-        if lookup is not None:
-            self._next = (lookup.piece.number, lookup.stop)
-            if self.updates:
-                self.join.consider(1 - self.side, lookup.piece, lookup.start, lookup.stop)
-        found = self._find()
-        if lookup is not None and (found is None or found[0] is not lookup.piece):
-            disk.release(lookup.piece)
-        if found is None:
-            self._ended, self.lookup = True, None
-        else:
-            self._open(*found)
-
-    def _find(self) -> tuple[Piece, int, int] | None:
-        """The next stretch of blocks that are worth a look: on one page, and all that the rows have not met."""
-        number, row = self._next
-        for piece in self.join.disks[1 - self.side].pieces:
-            if piece.number < number:
-                continue
-            if piece.number > number:
-                row = 0
-            if row >= piece.rows:
-                continue
-            first = int(piece.blocks_of(np.array([row]))[0])
-            worth = (piece.left[first:] < self.until) & (piece.latest[first:] >= self._floor)
-            if not worth.any():
-                continue
-            begin = first + int(np.argmax(worth))
-            start = max(row, int(piece.firsts[begin]))
-            rest = worth[begin - first :]
-            stop = piece.rows if rest.all() else int(piece.firsts[begin + int(np.argmin(rest))])
-            page_end = piece.ends[bisect_right(piece.ends, start)]
-            return piece, start, min(stop, page_end)
-        return None
-
-    def _open(self, piece: Piece, start: int, stop: int) -> None:
-        join, side = self.join, self.side
-        number = bisect_right(piece.ends, start)
-        page = join.disks[1 - side].read(piece, number)
-        page = page.slice(start - page.first_ordinal, stop - start)
-        table = join.tables[side]
-        times = page.columns[0].to_numpy()
-        index = _ScanIndex(table, times, self._wanted, (self.since, self.until), join.timing.words(side))
-        between = Between(1 - side, BatchRows(page.columns), table)
-        self.lookup = _ScanLookup(Probe(page.hashes, _NO_PARTS), index, between, self, piece, start, number)
+        """Go on."""
+        return self.lookup.work(self.join.pairs, fuel, self.join.meter) if not self.done else 1
 
     def finish(self) -> None:
         """The rows have met everything."""
-        self.drop()
-        self.join.scan_ended(self)
-
-    def drop(self) -> None:
-        """Give the memory of the filter back."""
+        self._index.close()
+        self._rows.settle()
         self._filter.clear()
+        if self.updates:
+            self.join.consider(1 - self.side, self._rows)
+        self.join.scan_ended(self)
 
     def to_state(self) -> dict[str, Any]:
         """The scan for a snapshot."""
-        lookup = self.lookup
-        at_hand = None
-        if lookup is not None:
-            place = self._place or lookup.place(self.join.pairs)
-            at_hand = [lookup.piece.number, lookup.start, lookup.stop, place]
         return {
             "kind": "scan", "side": self.side, "since": self.since, "until": self.until, "updates": self.updates,
-            "next": list(self._next), "at_hand": at_hand, "ended": self._ended,
+            "floor": self._floor, "place": self._place or self.lookup.place(self.join.pairs), "done": self.done,
         }  # fmt: skip
 
     def go_to(self, state: dict[str, Any]) -> None:
         """Go on where a snapshot was taken."""
-        self._next = (state["next"][0], state["next"][1])
-        self._ended = state["ended"]
-        if state["at_hand"] is not None:
-            number, start, stop, place = state["at_hand"]
-            piece, _ = self.join.disks[1 - self.side].find(number)
-            self._open(piece, start, stop)
-            assert self.lookup is not None
-            self.lookup.resume(self.join.pairs, place)
+        self.lookup.resume(self.join.pairs, state["place"])
+        if state["done"]:
+            self.lookup.probe.next = self.lookup.length

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from heapq import nlargest
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pages import Page
 from watersmeet.state.ranges import ChainedLookup
 from watersmeet.state.rows import BatchRows, TableRows
+from watersmeet.state.scanned_rows import ScannedRows
 from watersmeet.state.window_disk import FOREVER, Piece, WindowDisk
 from watersmeet.state.window_table import WindowTable
 
@@ -60,7 +63,9 @@ class SpillingWindowJoin(WindowJoin):
         super().__init__(spec, memory, store)
         names = [f"{name} on disk" for name in spec.names]
         self.disks = tuple(
-            WindowDisk(store, ("left", "right")[side], self.budget.reservation(names[side]), self.meter)
+            WindowDisk(
+                store, ("left", "right")[side], self.plans[side].types, self.budget.reservation(names[side]), self.meter
+            )
             for side in (0, 1)
         )
         claim = self.budget.reservation
@@ -76,6 +81,8 @@ class SpillingWindowJoin(WindowJoin):
         self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
         self._spare = self.budget.reservation("room for the entry of a dump")
         self._spare.grow(self._spare_bytes)
+        self._expired_at: tuple[int, ...] = ()
+        """What expiry depends on, when it was last looked at."""
         self._suspended: Arrival | None = None
         self._aside: list[Scan | None] = [None, None]
 
@@ -188,7 +195,7 @@ class SpillingWindowJoin(WindowJoin):
     # --- making room ---
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
-        if self.expire() or self._evict() or (self._dump() and self._evict()):
+        if self.expire() or self._evict_some() or (self._dump() and self._evict_some()):
             self._keep_spare()
             return True
         return any([frequent.drop_all() for frequent in self.frequent])  # noqa: C419 (of both sides)
@@ -210,9 +217,14 @@ class SpillingWindowJoin(WindowJoin):
 
     @property
     def blocks_of_a_dump(self) -> int:
-        """How many blocks go to disk together, at most: an eighth of the memory."""
+        """How many blocks go to disk together, at most: a quarter of the memory."""
         widest = max(table.block_bytes for table in self.tables)
-        return max(1, (self.budget.total - self.sizing.buffers) // 8 // widest)
+        return max(1, (self.budget.total - self.sizing.buffers) // 4 // widest)
+
+    def _evict_some(self) -> bool:
+        """Let a few blocks that are on disk leave memory: one after the other would be slow."""
+        count = 1 + self.blocks_of_a_dump // 8
+        return sum(1 for _ in takewhile(bool, (self._evict() for _ in range(count)))) > 0
 
     def _evict(self) -> bool:
         """Let a block that is on disk leave memory."""
@@ -282,12 +294,17 @@ class SpillingWindowJoin(WindowJoin):
 
     def expire(self) -> bool:
         """Let go of blocks whose rows have all expired, in memory and on disk."""
+        now = (self.expired_before(0), self.expired_before(1), *self.probed, *(disk.absent for disk in self.disks))
+        if now == self._expired_at:
+            return False
+        self._expired_at = now
         some = super().expire()
-        at_hand = [scan.piece for scan in (self._task, *self._aside) if isinstance(scan, Scan)]
+        scans = [scan for scan in (self._task, *self._aside) if isinstance(scan, Scan) and not scan.done]
+        at_hand = {number for scan in scans for number in scan.pieces}
         for side, disk in enumerate(self.disks):
             bound = self.expired_before(side)
             some |= self.frequent[side].drop_expired(bound)
-            if not disk.pieces or disk.pieces[0].newest >= bound and all(p.newest >= bound for p in disk.pieces):
+            if not disk.pieces or min(piece.newest for piece in disk.pieces) >= bound:
                 continue
             if self.needs_probe(1 - side):
                 bound = min(bound, self.least_floor(1 - side, self.probed[1 - side]))
@@ -299,20 +316,22 @@ class SpillingWindowJoin(WindowJoin):
 
     # --- the frequent segment ---
 
-    def consider(self, side: int, piece: Piece, start: int, stop: int) -> None:
-        """A scan came by some blocks: those with many results may become frequent ones."""
+    def consider(self, side: int, scanned: ScannedRows) -> None:
+        """A scan came by some blocks: those with most results may become frequent ones."""
         frequent = self.frequent[side]
         if not frequent.capacity:
             return
-        first, last = (int(piece.blocks_of(np.array([row]))[0]) for row in (start, stop - 1))
         present = set(frequent.numbers())
-        for place in range(first, last + 1):
-            results, number = int(piece.results[place]), piece.number + place
-            if piece.stop(place) > stop or piece.left[place] == FOREVER or number in present:
-                continue
-            if self.worth_keeping(side, results) and piece.latest[place] >= self.expired_before(side):
+        found = [(int(piece.results[place]), piece, place) for piece, places in scanned.chosen for place in places]
+        for results, piece, place in nlargest(frequent.capacity, found, key=lambda each: each[0]):
+            if not self.worth_keeping(side, results):
+                break
+            if piece.number + place not in present and self._lives(side, piece, place):
                 pages = list(self.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
-                frequent.try_add(number, int(piece.parts[place]), results, pages)
+                frequent.try_add(piece.number + int(place), int(piece.parts[place]), results, pages)
+
+    def _lives(self, side: int, piece: Piece, place: int) -> bool:
+        return bool(piece.latest[place] >= self.expired_before(side))
 
     # --- work ---
 
@@ -439,6 +458,6 @@ class SpillingWindowJoin(WindowJoin):
         self._keep_spare()
 
     def _load_task(self, state: dict[str, Any]) -> Scan:
-        scan = Scan(self, state["side"], state["since"], state["until"], state["updates"])
+        scan = Scan(self, state["side"], state["since"], state["until"], state["updates"], state["floor"])
         scan.go_to(state)
         return scan

@@ -161,10 +161,12 @@ def probe(
 
 
 @inlined
-def last_time(time: Any, span: Any, step: Any, landmark: Any, has_landmark: Any) -> Any:
-    """`Bounds.upper`: the last time at which a row of this time is in its window."""
+def last_time(time: Any, floor: Any, span: Any, step: Any, landmark: Any, has_landmark: Any) -> Any:
+    """`Timing.meets`: the last time of rows that a row of this time and floor meets."""
     if has_landmark:
-        return np.int64(1 << 62) if time >= landmark else -np.int64(1 << 62)
+        if time >= landmark:
+            return np.int64(1 << 62)
+        return time if floor <= time else time - 1
     if step == 1:
         return time + span
     return ((time + span) // step + 1) * step - 1
@@ -222,7 +224,7 @@ def scan(
             if entries[at] == hash_ and entries[at + 3] <= time and since < all_ticks[row] <= until:
                 other = entries[at + 2]
                 if window[0] or (
-                    time <= last_time(other, window[1], window[2], window[3], window[4])
+                    time <= last_time(other, entries[at + 3], window[1], window[2], window[3], window[4])
                     and (time <= other - window[5] or time >= other + window[6])
                 ):
                     if found == capacity:

@@ -58,10 +58,15 @@ class Lookup:
         """Whether the rows so far have met all their matches, and the others none."""
         return self.probe.link < 0
 
+    @property
+    def length(self) -> int:
+        """How many rows are looked up."""
+        return len(self.probe.hashes)
+
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
         start = self.probe.next
-        stop = min(len(self.probe.hashes), start + max(1, fuel))
+        stop = min(self.length, start + max(1, fuel))
         self._before += self._in_buffer
         found, visited = self._table.probe(self.probe, stop, pairs.probes, pairs.rows, 0)
         self._settle(pairs, found)
@@ -85,13 +90,9 @@ class Lookup:
         before, in_buffer, handed_out = place
         while self._before < before:
             limit = min(before - self._before, len(pairs.probes))
-            found, _ = self._table.probe(
-                self.probe, len(self.probe.hashes), pairs.probes[:limit], pairs.rows[:limit], 0
-            )
+            found, _ = self._table.probe(self.probe, self.length, pairs.probes[:limit], pairs.rows[:limit], 0)
             self._before += found
-        found, _ = self._table.probe(
-            self.probe, len(self.probe.hashes), pairs.probes[:in_buffer], pairs.rows[:in_buffer], 0
-        )
+        found, _ = self._table.probe(self.probe, self.length, pairs.probes[:in_buffer], pairs.rows[:in_buffer], 0)
         self._settle(pairs, found)
         pairs.first = handed_out
         if not pairs.waiting:

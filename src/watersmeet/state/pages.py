@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,8 +95,18 @@ def page_schema(types: Sequence[pa.DataType], merged: bool = False) -> pa.Schema
     return pa.schema([("hash", pa.int64()), ("tick", pa.int64()), *ordinal, *columns])
 
 
-def write_rows(store: Store, name: str, table: Stored, rows: Int32, page_bytes: int) -> tuple[int, ...]:
-    """Write rows of a table as a segment; returns the rows up to the end of each page. Whole or not at all."""
+def write_rows(
+    store: Store,
+    name: str,
+    table: Stored,
+    rows: Int32,
+    page_bytes: int,
+    beside: Mapping[str, Int64] | None = None,
+) -> tuple[int, ...]:
+    """Write rows of a table as a segment; returns the rows up to the end of each page. Whole or not at all.
+
+    Arrays may lie `beside` the pages, to be read without them.
+    """
     schema = page_schema(table.types)
     writer = SegmentWriter(store, name, schema)
     ends: list[int] = []
@@ -107,6 +117,8 @@ def write_rows(store: Store, name: str, table: Stored, rows: Int32, page_bytes: 
             arrays += [table.gather(column, piece) for column in range(len(table.types))]
             writer.write_page(pa.RecordBatch.from_arrays(arrays, schema=schema))
             ends.append(stop)
+        for label, array in (beside or {}).items():
+            writer.add_array(label, array)
         writer.seal().close()
     except BaseException:
         writer.abort()

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.cost import Meter
 from watersmeet.memory import Reservation
 from watersmeet.spill.segment import Segment
 from watersmeet.spill.store import Store
-from watersmeet.state.pages import Page, count_pages, write_rows
+from watersmeet.state.pages import Page, count_pages, page_schema, write_rows
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
@@ -31,10 +32,11 @@ Int64 = NDArray[np.int64]
 
 FOREVER = np.iinfo(np.int64).max
 _FIELDS = 6
-_BLOCK_BYTES = 8 * _FIELDS
-_PAGE_BYTES = 12
-_PIECE_BYTES = 96
-_MOST_OPEN = 64
+_BLOCK_BYTES = 8 * _FIELDS + 40
+_PAGE_BYTES = 12 + 32
+_PIECE_BYTES = 96 + 128
+"""Of each entry, and what a scan remembers of it."""
+_MOST_OPEN = 1024
 """Segments that are mapped at once."""
 
 
@@ -113,14 +115,16 @@ class Piece:
 class WindowDisk:
     """One side's dumped blocks, numbered in the order in which they were dumped."""
 
-    def __init__(self, store: Store, prefix: str, claim: Reservation, meter: Meter) -> None:
+    def __init__(
+        self, store: Store, prefix: str, types: Sequence[pa.DataType], claim: Reservation, meter: Meter
+    ) -> None:
+        self.schema = page_schema(types)
         self.pieces: list[Piece] = []
         self.next_block = 0
         self._store = store
         self._prefix = prefix
         self._claim = claim
         self._meter = meter
-        self._last_read: tuple[int, int] | None = None
         self._open: list[Piece] = []
         self.absent = 0
         """How many blocks have left memory."""
@@ -146,7 +150,8 @@ class WindowDisk:
             return False
         number = self.next_block
         try:
-            ends = write_rows(self._store, self.name(number), table, rows, page_bytes)
+            beside = {"hashes": table.hashes(rows), "times": table.times(rows)}
+            ends = write_rows(self._store, self.name(number), table, rows, page_bytes, beside)
         except BaseException:
             self._claim.shrink(claimed)
             raise
@@ -175,27 +180,38 @@ class WindowDisk:
         piece.results[place] = results
         self.absent += 1
 
-    def read(self, piece: Piece, page: int) -> Page:
-        """A page; its time and floor are the first two of its columns."""
+    def read(self, piece: Piece, page: int) -> pa.RecordBatch:
+        """A page: hash, tick, time, floor and the other columns."""
+        return self._opened(piece).read_page(page)
+
+    def _opened(self, piece: Piece) -> Segment:
         if piece.segment is None:
             if len(self._open) >= _MOST_OPEN:
                 self._close(self._open[0])
             piece.segment = Segment.open(self._store, self.name(piece.number))
             self._open.append(piece)
-        batch = piece.segment.read_page(page)
-        if self._last_read != (piece.number, page):
-            self._meter.pages_read += 1
-            self._meter.seeks += self._last_read != (piece.number, page - 1)
-            self._last_read = (piece.number, page)
-        return Page.of(batch, piece.ends[page - 1] if page else 0)
+        return piece.segment
+
+    def index(self, piece: Piece) -> tuple[Int64, Int64]:
+        """The hashes and the times of all its rows."""
+        segment = self._opened(piece)
+        return segment.array("hashes"), segment.array("times")
+
+    def count_read(self, piece: Piece, start: int, stop: int) -> None:
+        """Take note that the pages of these rows were gone through."""
+        first, last = bisect_right(piece.ends, start), bisect_right(piece.ends, stop - 1)
+        self._meter.pages_read += last + 1 - first
+        self._meter.seeks += 1
 
     def pages_of(self, piece: Piece, start: int, stop: int) -> Iterator[Page]:
         """The rows from one to another, page by page."""
+        self.count_read(piece, start, stop)
         while start < stop:
             number = bisect_right(piece.ends, start)
-            page = self.read(piece, number)
+            before = piece.ends[number - 1] if number else 0
+            page = Page.of(self.read(piece, number), before)
             end = min(stop, piece.ends[number])
-            yield page.slice(start - page.first_ordinal, end - start)
+            yield page.slice(start - before, end - start)
             start = end
 
     def release(self, piece: Piece) -> None:
@@ -214,7 +230,6 @@ class WindowDisk:
             self.pieces.remove(piece)
             self.absent -= len(piece.left)
             self._claim.shrink(piece.nbytes)
-            self._last_read = None
             self._close(piece)
         return [self.name(piece.number) for piece in found]
 

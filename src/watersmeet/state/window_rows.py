@@ -108,7 +108,7 @@ class Timing:
             raise SpecError(f"a time of {self._names[side]} is too far from now to be joined by windows; leave it out")
         reached = np.maximum.accumulate(np.concatenate([[newest], told]))
         before, after = reached[:-1], reached[1:]
-        floors = window.lower(times)
+        floors = self._first_met(side, times)
         marks = np.where(before == NEVER, NEVER, before - self._lateness)
         is_late = told < marks
         if known is not None:
@@ -116,14 +116,27 @@ class Timing:
         late = None
         if is_late.any():
             late = is_late
-            floors = np.where(is_late, np.maximum(floors, window.lower(marks)), floors)
+            floors = np.where(is_late, np.maximum(floors, np.minimum(window.lower(marks), marks)), floors)
         return Timed(np.ascontiguousarray(times), floors, known, late, after, newest)
 
     def meets(self, side: int, times: Int64) -> Int64:
         """The last time of the other input's rows that rows of these times meet."""
         if self.counted:
             return np.full(len(times), np.iinfo(np.int64).max)
-        return self.bounds[side].upper(times)
+        last = self.bounds[side].upper(times)
+        if self.bounds[side].since is None:
+            return last
+        # Before the landmark a row is in no window, but may still meet rows of its own time and older ones.
+        meets_older = self.bounds[1 - side].lower(times) <= times
+        return np.where(last < times, np.where(meets_older, times, times - 1), last)
+
+    def _first_met(self, side: int, times: Int64) -> Int64:
+        """The first time of the other input's rows that rows of these times meet."""
+        first = self.bounds[1 - side].lower(times)
+        if self.bounds[1 - side].since is None:
+            return first
+        meets_younger = self.bounds[side].upper(times) >= times
+        return np.where(first > times, np.where(meets_younger, times, times + 1), first)
 
     def expired_before(self, side: int, newest: int, count: int) -> int:
         """Rows of `side` before this time meet nothing that is still to come.
@@ -133,7 +146,10 @@ class Timing:
         window = self.bounds[side]
         if self.counted:
             return count - window.span
-        return NEVER if newest == NEVER else window.lower(newest - self._lateness)
+        if newest == NEVER:
+            return NEVER
+        mark = newest - self._lateness
+        return min(window.lower(mark), mark)
 
     def least_ages(self, side: int) -> tuple[int, int]:
         """A row of `side` meets no row that is younger than so much before it, or after it."""

@@ -1,0 +1,164 @@
+"""Stretches of rows on disk, one after the other as if they lay in one place: what a scan goes through."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.kernels.gather import take, take_wide
+from watersmeet.state.rows import fixed_width, value_widths
+from watersmeet.state.window_disk import Piece, WindowDisk
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+_WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of one segment that follow each other, and the place of the first among all rows of a scan."""
+
+    piece: Piece
+    start: int
+    stop: int
+    place: int
+
+    @property
+    def end(self) -> int:
+        """The place behind its last row."""
+        return self.place + self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows on one page."""
+
+    batch: pa.RecordBatch
+    rows: Int32
+    first: int
+    """How many rows come before them."""
+
+
+class ScannedRows:
+    """Rows of some stretches by their places; blocks are told apart, since each left memory at a tick of its own."""
+
+    def __init__(self, disk: WindowDisk, types: Sequence[pa.DataType], until: int, floor: int) -> None:
+        self._disk = disk
+        self._widths = [fixed_width(type_) for type_ in types]
+        self.stretches: list[Stretch] = []
+        blocks: list[tuple[Piece, Int64]] = []
+        place = 0
+        for piece in disk.pieces:
+            worth = (piece.left < until) & (piece.latest >= floor)
+            if not worth.any():
+                continue
+            chosen = np.flatnonzero(worth)
+            blocks.append((piece, chosen))
+            for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
+                start, stop = int(piece.firsts[run[0]]), piece.stop(int(run[-1]))
+                self.stretches.append(Stretch(piece, start, stop, place))
+                place += stop - start
+        self.rows = place
+        self._set_blocks(blocks)
+        self._set_pages()
+        self._last: tuple[Int32, list[_Group]] | None = None
+
+    def _set_blocks(self, blocks: list[tuple[Piece, Int64]]) -> None:
+        none = np.empty(0, np.int64)
+        sizes = [np.diff(np.append(piece.firsts, piece.rows))[chosen] for piece, chosen in blocks]
+        self.block_places = np.cumsum(np.concatenate([[0], *sizes])).astype(np.int64)[:-1]
+        self.block_left = np.concatenate([none, *(piece.left[chosen] for piece, chosen in blocks)])
+        self.block_numbers = np.concatenate([none, *(piece.number + chosen for piece, chosen in blocks)])
+        self.block_results = np.zeros(len(self.block_left), np.int64)
+        self.chosen = blocks
+
+    def _set_pages(self) -> None:
+        """Where each page begins: its place, the stretch, the page's number, and the row there."""
+        pages: list[tuple[int, int, int, int]] = []
+        for number, stretch in enumerate(self.stretches):
+            row = stretch.start
+            while row < stretch.stop:
+                page = bisect_right(stretch.piece.ends, row)
+                before = stretch.piece.ends[page - 1] if page else 0
+                pages.append((stretch.place + row - stretch.start, number, page, row - before))
+                row = stretch.piece.ends[page]
+        self._pages = np.array(pages, np.int64).reshape(-1, 4)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that this takes, about."""
+        return 256 * len(self.stretches) + 40 * len(self.block_left) + self._pages.nbytes
+
+    def stretch_at(self, place: int) -> int:
+        """The number of the stretch that a place is in."""
+        return bisect_right(self.stretches, place, key=lambda stretch: stretch.place) - 1
+
+    def blocks_of(self, rows: Int32) -> Int64:
+        """In which blocks rows lie."""
+        return np.searchsorted(self.block_places, rows, side="right") - 1
+
+    def settle(self) -> None:
+        """Hand what was counted over to the segments."""
+        first = 0
+        for piece, chosen in self.chosen:
+            piece.results[chosen] += self.block_results[first : first + len(chosen)]
+            first += len(chosen)
+        self.block_results[:] = 0
+
+    # --- rows out ---
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One stored column's values for some rows, which are in order."""
+        groups = self._groups(rows)
+        arrays = [group.batch.column(2 + column) for group in groups]
+        width = self._widths[column]
+        if not arrays:
+            return pa.array([], self._disk.schema.field(2 + column).type)
+        if not width or pa.types.is_boolean(arrays[0].type) or any(array.null_count for array in arrays):
+            taken = [array.take(pa.array(group.rows)) for array, group in zip(arrays, groups, strict=True)]
+            return pa.concat_arrays(taken)
+        buffer = pa.allocate_buffer(len(rows) * width)
+        out = np.frombuffer(buffer, np.uint8)
+        word = _WORDS.get(width)
+        for array, group in zip(arrays, groups, strict=True):
+            source = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :]
+            target = out[group.first * width : (group.first + len(group.rows)) * width]
+            if word is None:
+                take_wide(source, width, group.rows, target)
+            else:
+                take(source[: len(source) // width * width].view(word), group.rows, target.view(word))
+        return pa.Array.from_buffers(arrays[0].type, len(rows), [None, buffer], 0)
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        width = self._widths[column]
+        if width is not None:
+            widths += width
+            return
+        for group in self._groups(rows):
+            widths[group.first : group.first + len(group.rows)] += value_widths(group.batch.column(2 + column))[
+                group.rows
+            ]
+
+    def _groups(self, rows: Int32) -> list[_Group]:
+        """The rows by pages; every column is asked for the same rows in turn."""
+        if self._last is not None and self._last[0] is rows:
+            return self._last[1]
+        pages = np.searchsorted(self._pages[:, 0], rows, side="right") - 1
+        cuts = np.flatnonzero(np.diff(pages)) + 1
+        found: list[_Group] = []
+        first = 0
+        for some in np.split(rows, cuts) if len(rows) else []:
+            place, stretch, page, row = self._pages[pages[first]].tolist()
+            batch = self._disk.read(self.stretches[stretch].piece, page)
+            found.append(_Group(batch, (some - (place - row)).astype(np.int32), first))
+            first += len(some)
+        self._last = (rows, found)
+        return found
