@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -168,6 +168,9 @@ class LiveRun:
             phase=self._phase(),
             algorithm=now.algorithm,
             reason=now.reason,
+            late=now.late,
+            window_rows=now.window_rows,
+            delays=now.delays,
             done=self._done,
             lookup=now.lookup,
         )
@@ -354,6 +357,9 @@ class _Figures:
     algorithm: str | None = None
     reason: str | None = None
     lookup: LookupFigures | None = None
+    late: tuple[int, ...] | None = None
+    window_rows: int | None = None
+    delays: tuple[float, float] | None = None
 
 
 def _lookup_figures(operator: LiveOperator) -> LookupFigures | None:
@@ -389,6 +395,7 @@ class _Parts:
             algorithm=getattr(operator, "name", type(operator).__name__),
             reason=getattr(operator, "reason", None),
             lookup=_lookup_figures(operator),
+            **_of_windows(operator),
         )
 
     def close(self) -> None:
@@ -409,3 +416,13 @@ class _Parts:
                     operator.close()
                 finally:
                     operator.store.close()
+
+
+def _of_windows(operator: LiveOperator) -> dict[str, Any]:
+    """What only a window join can say of itself."""
+    delays = getattr(operator, "delays", None)
+    if delays is None:
+        return {}
+    waited = (delays.quantile(0.5), delays.quantile(0.99))
+    late: list[int] = operator.late  # type: ignore[attr-defined]
+    return {"late": tuple(late), "window_rows": operator.window_rows, "delays": waited}  # type: ignore[attr-defined]

@@ -69,6 +69,12 @@ class Progress:
     """The join that runs; None before it is chosen."""
     reason: str | None = None
     """Why that join was chosen, where the choice was left open."""
+    late: tuple[int, ...] | None = None
+    """Of a window join: rows of each input that came later than allowed."""
+    window_rows: int | None = None
+    """Of a window join: rows that are remembered, in memory and on disk."""
+    delays: tuple[float, float] | None = None
+    """Of a window join: half of the results were found so many seconds after their later row came; and 99 in 100."""
     done: bool = False
     """True once every result has been handed out."""
     lookup: LookupFigures | None = None
@@ -85,6 +91,8 @@ class Progress:
         ]
         if self.first_result_after is not None:
             parts.insert(3, f"first after {format_seconds(self.first_result_after)}")
+        if self.delays is not None:
+            parts.insert(-1, f"delay {format_seconds(self.delays[0])}, p99 {format_seconds(self.delays[1])}")
         if self.spilled:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
         if self.lookup is not None:

@@ -30,9 +30,11 @@ from watersmeet.core.errors import ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall, Status
 from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.core.spec import JoinSpec, On, Output, parse_on
+from watersmeet.core.windows import WindowJoinSpec, WindowSpec
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.trace import Recorder, Sample, Trace
 from watersmeet.memory import parse_memory
+from watersmeet.state.delays import Delays
 
 if TYPE_CHECKING:
     from watersmeet.sources.schedules import Schedule
@@ -75,6 +77,8 @@ def simulate(
     collect: bool = False,
     check: bool = False,
     online_only: bool = False,
+    windows: WindowSpec | None = None,
+    delays: bool = False,
     **options: Any,
 ) -> Trace:
     """Run an operator, or the algorithm of this name, over a schedule in virtual time.
@@ -85,6 +89,9 @@ def simulate(
     into the same `quantum` (in seconds) are handed over as one batch when the last of them arrives; 0 is one row at a
     time. A batch never reaches over such a silence or over a punctuation, and batches depend on the schedule alone, so
     that all algorithms see the same ones.
+
+    With `windows` (see `core.windows.parse_windows`) the algorithm is a window join. With `delays` the trace tells how
+    long after the arrival of its later row each result came: the operator must then be asked for pairs.
 
     `samples` bounds the trace, `collect` keeps the output in it, `check` asserts the operator's invariants at each
     step. With `online_only` the run ends when the last row has arrived and been worked off: no clean-up, and the
@@ -108,28 +115,36 @@ def simulate(
         collect,
         check,
         online_only,
+        delays,
     )
     with ExitStack() as cleanup:
         if isinstance(operator, str):
-            spec = _spec(operator, schedule, on, Output.COUNTS if output is None else Output(output))
+            usual = Output.PAIRS if delays else Output.COUNTS
+            spec = _spec(operator, schedule, on, usual if output is None else Output(output), windows)
             if memory is None:
                 raise SpecError(f"simulating {operator!r} needs memory=..., such as '64 MiB'")
             # Not at the top: the planner brings all algorithms and their kernels, which a given operator does not need.
-            from watersmeet.planner import build
+            from watersmeet.planner import build, build_window
             from watersmeet.spill.store import MemoryStore
 
             store = cleanup.enter_context(closing(MemoryStore()))
-            running: JoinOperator = build(spec, parse_memory(memory), store, algorithm=operator, **options)
+            running: JoinOperator
+            if isinstance(spec, WindowJoinSpec):
+                running = build_window(spec, parse_memory(memory), store, operator, **options)
+            else:
+                running = build(spec, parse_memory(memory), store, algorithm=operator, **options)
             cleanup.callback(getattr(running, "close", lambda: None))
         else:
             running = operator
-            given = {"memory": memory, "on": on, "output": output, **options}
+            given = {"memory": memory, "on": on, "output": output, "windows": windows, **options}
             unused = [name for name, value in given.items() if value is not None]
             if unused:
                 raise SpecError(f"{', '.join(unused)} would have no effect: the operator is already built")
             _check_inputs(running, schedule)
         if collect and running.spec.output is Output.COUNTS:
             raise SpecError("collect=True needs an operator that hands out rows or pairs; ask for output='rows'")
+        if delays and running.spec.output is not Output.PAIRS:
+            raise SpecError("delays=True needs an operator that hands out pairs; ask for output='pairs'")
         return _Run(running, schedule, settings).trace()
 
 
@@ -147,6 +162,7 @@ class _Settings:
     collect: bool
     check: bool
     online_only: bool
+    delays: bool
 
     def __post_init__(self) -> None:
         for name, least in (("wait", 0), ("quantum", 0), ("fuel", 1), ("reactive_fuel", 1)):
@@ -155,12 +171,14 @@ class _Settings:
                 raise SpecError(f"{name}={value!r} cannot be simulated; give at least {least}")
 
 
-def _spec(algorithm: str, schedule: Schedule, on: On | None, output: Output) -> JoinSpec:
+def _spec(algorithm: str, schedule: Schedule, on: On | None, output: Output, windows: WindowSpec | None) -> JoinSpec:
     if on is None:
         raise SpecError(f"simulating {algorithm!r} needs on=..., the column or columns to join on")
     if len(schedule.inputs) != 2:
         raise SpecError(f"{algorithm!r} joins 2 inputs, but the schedule has {len(schedule.inputs)}")
     left, right = (table.schema for table in schedule.inputs)
+    if windows is not None:
+        return WindowJoinSpec(left, right, parse_on(on), output=output, window=windows)
     return JoinSpec(left, right, parse_on(on), output=output)
 
 
@@ -277,6 +295,8 @@ class _Run:
         self._cost = Cost()
         self._cpu = self._disk = 0.0
         self._batches: list[pa.RecordBatch] = []
+        self._times = schedule.times
+        self._delays = Delays() if settings.delays else None
         self._recorder = Recorder(max((each.last for each in self._inputs), default=0.0), settings.samples)
         self._phase = ""
         ends = [each.last for each in self._inputs]
@@ -315,7 +335,7 @@ class _Run:
 
     def _finish(self) -> Trace:
         peak = self._budget.peak if self._budget is not None else 0
-        return self._recorder.finish(self._cost, peak, self._batches)
+        return self._recorder.finish(self._cost, peak, self._batches, self._delays)
 
     def _push(self, time: float, priority: Priority, event: Event | int | None) -> None:
         heapq.heappush(self._heap, (time, priority, next(self._sequence), event))
@@ -396,6 +416,9 @@ class _Run:
         self._clock += cpu + disk
         self._cpu += cpu
         self._disk += disk
+        if step.out is not None and self._delays is not None:
+            arrived = [self._times[side][step.out.column(side).to_numpy()] for side in (0, 1)]
+            self._delays.add(((self._clock - np.maximum(arrived[0], arrived[1])) * 1e6).astype(np.int64))
         if step.cost != _NOTHING:
             self._cost += step.cost
             self._idle_polls = 0

@@ -19,6 +19,7 @@ import pyarrow as pa
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import SpecError
 from watersmeet.memory import format_bytes
+from watersmeet.state.delays import Delays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,6 +81,8 @@ class Trace:
     peak_input_buffer: int
     batches: Sequence[pa.RecordBatch] = field(default=(), repr=False)
     """The output, if it was asked for."""
+    delays: Delays | None = field(default=None, repr=False)
+    """How long after its later row had arrived each result came, if that was asked for."""
 
     @property
     def total(self) -> int:
@@ -209,7 +212,9 @@ class Recorder:
             if self._merged >= self._stride:
                 self._keep_candidate()
 
-    def finish(self, cost: Cost, peak_memory: int, batches: Sequence[pa.RecordBatch] = ()) -> Trace:
+    def finish(
+        self, cost: Cost, peak_memory: int, batches: Sequence[pa.RecordBatch] = (), delays: Delays | None = None
+    ) -> Trace:
         """The trace of all that was added."""
         if self._last is None:
             raise SpecError("a trace needs at least one sample")
@@ -226,6 +231,7 @@ class Recorder:
             peak_memory=peak_memory,
             peak_input_buffer=self._peak_input_buffer,
             batches=batches,
+            delays=delays,
         )
 
     def _keep_candidate(self) -> None:

@@ -118,7 +118,11 @@ class _ScanLookup(Lookup):
         if pairs.count:
             blocks = self._rows.blocks_of(pairs.probes[: pairs.count])
             self._rows.block_results += np.bincount(blocks, minlength=len(self._rows.block_results))
-            self._scan.join.tables[self._scan.side].count_results(pairs.rows[: pairs.count])
+            join, table = self._scan.join, self._scan.join.tables[self._scan.side]
+            table.count_results(pairs.rows[: pairs.count])
+            arrived = join.marks.times(table.ticks(pairs.rows[: pairs.count]))
+            if arrived is not None:
+                join.delays.add(((join.now - arrived) * 1e6).astype(np.int64))
         return used
 
 

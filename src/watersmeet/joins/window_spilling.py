@@ -34,6 +34,7 @@ from watersmeet.joins.window_scan import Scan
 from watersmeet.joins.windowed import WindowJoin
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
+from watersmeet.state.delays import Marks
 from watersmeet.state.encounters import Encounters
 from watersmeet.state.intake import Received
 from watersmeet.state.lookup import Lookup
@@ -46,8 +47,6 @@ from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-
-_PAGES_OF_A_DUMP = 16
 
 
 class SpillingWindowJoin(WindowJoin):
@@ -81,6 +80,9 @@ class SpillingWindowJoin(WindowJoin):
         self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
         self._spare = self.budget.reservation("room for the entry of a dump")
         self._spare.grow(self._spare_bytes)
+        self.marks = Marks()
+        self.delayed = 0
+        """Rows that had left their window before they had met everything on disk."""
         self._expired_at: tuple[int, ...] = ()
         """What expiry depends on, when it was last looked at."""
         self._suspended: Arrival | None = None
@@ -135,6 +137,7 @@ class SpillingWindowJoin(WindowJoin):
         """Count fresh rows."""
         self.last_kept[side] = self.clock
         self.fresh_rows[side] += len(parts)
+        self.marks.add(self.clock, self.now)
 
     def slice_taken(self, side: int) -> None:
         """Rows that arrive while nothing of the other side has left memory have nothing to meet on disk."""
@@ -189,23 +192,54 @@ class SpillingWindowJoin(WindowJoin):
     def scan_ended(self, scan: Scan) -> None:
         """Rows have met all of the other side's disk."""
         self.events["scans"] += 1
+        self._count_delayed(scan)
         self._all_probed(scan.side, scan.until)
+        self.marks.forget(min(self.probed))
         self.expire()
+
+    def _count_delayed(self, scan: Scan) -> None:
+        table, bound = self.tables[scan.side], self.expired_before(scan.side)
+        if self._closed[1 - scan.side]:
+            return
+        for part, queue in enumerate(table.queues):
+            for block in queue:
+                if table.last_tick[block] > scan.since and table.earliest[block] < bound:
+                    rows = table.rows_in(part, block)
+                    ticks = table.ticks(rows)
+                    mine = (ticks > scan.since) & (ticks <= scan.until)
+                    self.delayed += int(np.count_nonzero(mine & (table.times(rows) < bound)))
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        absent = sum(
+            int(np.diff(np.append(piece.firsts, piece.rows))[piece.left < FOREVER].sum())
+            for disk in self.disks
+            for piece in disk.pieces
+        )
+        return super().window_rows + absent
 
     # --- making room ---
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         if self.expire() or self._evict_some() or (self._dump() and self._evict_some()):
-            self._keep_spare()
+            while not self._keep_spare() and (self._evict() or self._drop_frequent()):
+                pass
             return True
+        return self._drop_frequent()
+
+    def _drop_frequent(self) -> bool:
+        """Let all frequent blocks go; False if there are none."""
         return any([frequent.drop_all() for frequent in self.frequent])  # noqa: C419 (of both sides)
 
-    def _keep_spare(self) -> None:
+    def _keep_spare(self) -> bool:
+        """Have memory for the entry of the next dump."""
         missing = self._spare_bytes - self._spare.held
-        if missing and not self._spare.try_grow(missing):
-            for table in self._all_tables:
-                table.trim(missing)
-            self._spare.try_grow(missing)
+        if not missing or self._spare.try_grow(missing):
+            return True
+        for table in self._all_tables:
+            table.trim(missing)
+        return self._spare.try_grow(missing)
 
     @property
     def _all_tables(self) -> list[WindowTable]:
@@ -213,7 +247,7 @@ class SpillingWindowJoin(WindowJoin):
 
     @property
     def _spare_bytes(self) -> int:
-        return WindowDisk.entry_bytes(self.blocks_of_a_dump, _PAGES_OF_A_DUMP)
+        return WindowDisk.entry_bytes(self.blocks_of_a_dump, self.budget.total // self.sizing.page_bytes)
 
     @property
     def blocks_of_a_dump(self) -> int:
@@ -273,7 +307,7 @@ class SpillingWindowJoin(WindowJoin):
         while not self.disks[side].try_dump(table, blocks, self.sizing.page_bytes):
             if len(blocks) == 1:
                 freed = [each.trim(self.budget.total) for each in self._all_tables]
-                if not any(freed) and not any([frequent.drop_all() for frequent in self.frequent]):  # noqa: C419
+                if not any(freed) and not self._drop_frequent():
                     raise BudgetError("what was spilled is too much to be remembered; allow more memory")
             blocks = blocks[: max(1, len(blocks) // 2)]
         for part, block in blocks:

@@ -21,11 +21,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
+from watersmeet.core.events import Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.joins.progressive import Arrival, ProgressiveJoin, Task
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
+from watersmeet.state.delays import Delays
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import BatchRows, TableRows
@@ -44,15 +46,18 @@ ALWAYS = 4 * FAR - 1
 class WindowLookup(Lookup):
     """Rows looked up in a table that counts which of its blocks were part of results."""
 
-    def __init__(self, probe: Probe, table: WindowTable, between: Between) -> None:
+    def __init__(self, probe: Probe, table: WindowTable, between: Between, join: WindowJoin) -> None:
         super().__init__(probe, table, between)
         self._counted = table
+        self._join = join
+        self._began = join.now
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
         used = super().work(pairs, fuel, meter)
         if pairs.count:
             self._counted.count_results(pairs.rows[: pairs.count])
+            self._join.delays.add_same(self._join.now - self._began, pairs.count)
         return used
 
 
@@ -146,6 +151,20 @@ class WindowJoin(ProgressiveJoin):
         self.events: Counter[str] = Counter()
         """What happened how often: dumps, scans, expired blocks and the like."""
         self._order: deque[list[int]] = deque()
+        self.now = 0.0
+        """The time of the poll at hand."""
+        self.delays = Delays()
+        """Of each result, the seconds from the first poll after its later row came until it was found."""
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self.now = now
+        return super().poll(now, fuel)
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return sum(table.rows for table in self.tables)
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
@@ -191,7 +210,7 @@ class WindowJoin(ProgressiveJoin):
             hashes, parts, times=times, lows=columns[FLOOR].to_numpy(), highs=self.timing.meets(side, times),
             least_behind=behind, least_ahead=ahead,
         )  # fmt: skip
-        return WindowLookup(probe, table, Between(side, source, table))
+        return WindowLookup(probe, table, Between(side, source, table), self)
 
     # --- arrivals, in their order ---
 

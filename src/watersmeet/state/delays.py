@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 _STEPS = 8
 _BUCKETS = 64 * _STEPS
+_MOST_MARKS = 4096
 
 
 class Delays:
@@ -42,6 +48,12 @@ class Delays:
         self._counts += np.bincount(buckets, minlength=_BUCKETS)
         self._total += int(waited.sum())
 
+    def add_same(self, seconds: float, count: int) -> None:
+        """So many rows have all waited equally long."""
+        waited = max(0, int(seconds * 1e6))
+        self._counts[min(int(_STEPS * np.log2(waited + 1.0)), _BUCKETS - 1)] += count
+        self._total += waited * count
+
     def quantile(self, share: float) -> float:
         """Seconds that this share of the rows waited at most; 0 if there are none."""
         count = self.count
@@ -59,3 +71,31 @@ class Delays:
         """From JSON."""
         self._counts[state[0]] = state[1]
         self._total = state[2][0]
+
+
+class Marks:
+    """When the rows of which ticks arrived: a few thousand marks, thinned out as they grow too many."""
+
+    def __init__(self) -> None:
+        self._ticks: list[int] = []
+        self._times: list[float] = []
+
+    def add(self, tick: int, now: float) -> None:
+        """Rows up to this tick have arrived by now."""
+        self._ticks.append(tick)
+        self._times.append(now)
+        if len(self._ticks) > _MOST_MARKS:
+            self._ticks, self._times = self._ticks[::2], self._times[::2]
+
+    def forget(self, tick: int) -> None:
+        """Nobody will ask for rows up to a tick again."""
+        place = max(0, bisect_left(self._ticks, tick) - 1)
+        del self._ticks[:place], self._times[:place]
+
+    def times(self, ticks: Int64) -> Floats | None:
+        """When rows arrived; None if that is not known."""
+        if not self._ticks:
+            return None
+        places = np.searchsorted(self._ticks, ticks, side="left")
+        found: Floats = np.asarray(self._times)[np.minimum(places, len(self._times) - 1)]
+        return found
