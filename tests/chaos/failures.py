@@ -219,7 +219,7 @@ def _newest_large_segment(state: Path, rng: random.Random) -> Path:
     """The largest segment of what some group holds now."""
     group = rng.choice(sorted(state.glob("group-*")))
     newest = max(group.glob("manifest-*"), key=lambda path: (batch_of(path.name), path.stat().st_mtime))
-    names = [ref["name"] for side in read_json(newest)["sides"] for run in side for ref in run]
+    names = [ref["name"] for side in read_json(newest)["sides"] for run in side for ref in run["segments"]]
     return max((group / name for name in names), key=lambda path: path.stat().st_size)
 
 
