@@ -20,6 +20,8 @@ Int64 = npt.NDArray[np.int64]
 REAL = ("calm stock", "lively stock", "weather")
 _QUANTA = 1000
 """So many hand-overs in a transmission."""
+_REACTIVE_FUEL = 256
+"""So little that the joins are asked after a block or two whether enough rows wait."""
 _LEAST_MEMORY = 400
 _MEMORY_OF_THE_PAPER = 2 * DINER.tuples * DINER.memory_share
 
@@ -54,6 +56,7 @@ def machine(memory_rows: int, duration: float) -> Machine:
         quantum=duration / _QUANTA,
         partitions=partitions_for(memory_rows, DINER.partitions),
         fan_in=DINER.fan_in,
+        reactive_fuel=_REACTIVE_FUEL,
     )
 
 

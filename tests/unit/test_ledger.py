@@ -357,3 +357,29 @@ def test_a_long_history_goes_through_every_rule() -> None:
             toy.merge((places[0], places[1]), (places[2], places[3]))
     toy.check()
     assert all(count > 100 for count in toy.met.values()), toy.met
+
+
+def test_a_later_visit_takes_the_place_of_those_within_it() -> None:
+    ledger, _ = ledger_of()
+    ledger.try_reserve(0, 0, 8)
+    ledger.record_visit(0, 0, 10, Stretch(0, 5), since=3)
+    ledger.record_visit(0, 0, 11, Stretch(5, 9), since=3)
+    ledger.record_visit(0, 0, 12, Stretch(2, 9), since=3)
+    assert ledger._visits[0][0].count == 2, "the first reaches beyond the last"
+    ledger.record_visit(0, 0, 13, Stretch(0, 9), since=3)
+    assert ledger._visits[0][0].count == 1
+    on_disk = stay(1, 2, ordinal=4)
+    assert not is_fresh(ledger, stay(4), on_disk), "a row that was there at the first visit was there at the last"
+    assert is_fresh(ledger, stay(14), on_disk)
+
+
+def test_visits_of_rows_that_have_left_since_are_kept() -> None:
+    ledger, _ = ledger_of()
+    ledger.try_reserve(0, 0, 8)
+    ledger.record_visit(0, 0, 10, Stretch(0, 5), since=3)
+    ledger.record_visit(0, 0, 20, Stretch(0, 9), since=15)
+    assert not is_fresh(ledger, stay(4, 15), stay(1, 2, ordinal=4)), "only the first visit tells"
+    inside = Stretch(2, 9, since=(5, 2), until=(7, 0))
+    ledger.record_visit(0, 0, 30, inside, since=15)
+    ledger.record_visit(0, 0, 31, Stretch(2, 9, since=(5, 3)), since=15)
+    assert ledger._visits[0][0].count == 4, "another place amid a merged run is not within"
