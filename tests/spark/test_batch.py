@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import functions as fn
 
 from spark.frames import KEYS, own_join, random_frames, rows_of
 from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.spec import Band
-from watersmeet.spark import join
+from watersmeet.planner import ALGORITHMS
+from watersmeet.spark import join, with_events
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -55,9 +57,33 @@ def test_a_frame_is_joined_with_itself(spark: Any) -> None:
 def test_rows_are_sent_by_their_keys_hash_where_spark_cannot_send_them_by_number(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watersmeet.spark.join_plan._places_by_id", lambda: False)
+    monkeypatch.setattr("watersmeet.spark.tagging.places_by_id", lambda: False)
     left, right = random_frames(spark, np.random.default_rng(4), ["int and long", "string"], (200, 200), 12)
     assert rows_of(join(left, right, on=["k0", "k1"], partitions=5)) == rows_of(own_join(left, right, ["k0", "k1"]))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_any_algorithm_joins_batch_frames(spark: Any, name: str) -> None:
+    left, right = random_frames(spark, np.random.default_rng(6), ["int and long"], (900, 900), 25)
+    memory = "8 MiB" if name == "symmetric_hash" else "192 KiB"
+    found = join(left, right, on="k0", algorithm=name, memory=memory, partitions=2)
+    assert rows_of(found) == rows_of(own_join(left, right, ["k0"]))
+
+
+def test_a_band_joins_batch_frames_and_signs_in_them_are_left_out(spark: Any) -> None:
+    left = spark.range(0, 500).selectExpr(
+        "id % 7 as g", "id / 3 as x", "if(id % 100 = 99, 'tick', null) as watersmeet_event"
+    )
+    right = spark.range(0, 300).selectExpr("cast(null as string) as watersmeet_event", "id % 7 as g", "id / 2 as y")
+    for on, condition in (
+        ([Band("x", "y", 0.4)], "abs(x - y) <= 0.4"),
+        (["g", Band("x", "y", 2)], "abs(x - y) <= 2 and left.g = right.g"),
+    ):
+        found = join(left, right, on=on, memory="1 MiB").selectExpr("x", "y")
+        plain = left.where("watersmeet_event is null").alias("left")
+        expected = plain.join(right.alias("right"), on=fn.expr(condition)).selectExpr("x", "y")
+        assert rows_of(found) == rows_of(expected)
+        assert rows_of(found).total() > 100
 
 
 def test_mistakes_are_told_before_anything_runs(spark: Any) -> None:
@@ -84,7 +110,25 @@ def test_mistakes_are_told_before_anything_runs(spark: Any) -> None:
         join(left, right, on="id", memory="1 KiB")
     with pytest.raises(SpecError, match="column 'x' of the left input is of type variant"):
         join(left.selectExpr("id", "parse_json('1') as x"), right, on="id")
-    with pytest.raises(SpecError, match="equalities only"):
-        join(left, right, on=Band("id", "id", 1))
+    with pytest.raises(SpecError, match="endless streams takes equalities only"):
+        join(stream, stream, on=Band("value", "value", 1), state="somewhere")
+    with pytest.raises(SpecError, match="'xjoin' joins inputs that end, and these streams do not say when they do"):
+        join(stream, stream, on="value", state="somewhere", algorithm="xjoin")
+    with pytest.raises(SpecError, match="there is no algorithm 'magic'"):
+        join(left, right, on="id", algorithm="magic")
+    with pytest.raises(SpecError, match="a band alone does not say which rows can meet"):
+        join(left, right, on=Band("id", "id", 1), partitions=2)
+    with pytest.raises(SpecError, match="xjoin joins on equal values only"):
+        join(left, right, on=Band("id", "id", 1), algorithm="xjoin")
+    with pytest.raises(SpecError, match="the left input says when it ends, in its column 'watersmeet_event'"):
+        join(left.selectExpr("*", "'' as watersmeet_event"), right, on="id")
+    with pytest.raises(SpecError, match="that is not one of strings"):
+        join(left.selectExpr("*", "1 as watersmeet_event"), right, on="id")
+    with pytest.raises(SpecError, match="'v' is not a timestamp that the left input brings"):
+        join(left, right, on="id", time=("v", "w"))
+    with pytest.raises(SpecError, match="fuel must be"):
+        join(left, right, on="id", algorithm="xjoin", fuel=-1)
+    with pytest.raises(SpecError, match="events must have one column of strings"):
+        with_events(left, right)
     with pytest.raises(SpecError, match="only 'inner' is"):
         join(left, right, on="id", how="left")

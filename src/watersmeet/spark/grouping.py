@@ -52,3 +52,37 @@ def check_collation(found: st.DataType, column: str, name: str) -> None:
 
 def _is_number(found: st.DataType) -> bool:
     return isinstance(found, st.NumericType)
+
+
+def hashed_to(groups: int) -> list[int]:
+    """For each group the smallest number whose hash, as Spark takes it of an int, belongs to that group.
+
+    >>> len(set(hashed_to(7))), hashed_to(1)
+    (7, [0])
+    """
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < groups:
+        found.setdefault(_spark_hash(number) % groups, number)
+        number += 1
+    return [found[group] for group in range(groups)]
+
+
+def _spark_hash(number: int) -> int:
+    """Spark's `hash` of one int: Murmur3 in 32 bits with seed 42, as a signed number.
+
+    >>> _spark_hash(0), _spark_hash(1)
+    (933211791, -559580957)
+    """
+    mask = 0xFFFFFFFF
+    word = number * 0xCC9E2D51 & mask
+    word = (word << 15 | word >> 17) & mask
+    word = word * 0x1B873593 & mask
+    state = 42 ^ word
+    state = (state << 13 | state >> 19) & mask
+    state = (state * 5 + 0xE6546B64) & mask
+    state ^= 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ state >> shift) * factor & mask
+    state ^= state >> 16
+    return state - (1 << 32) if state >> 31 else state

@@ -8,23 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as fn
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.memory import parse_memory
 from watersmeet.spark.arrow_types import arrow_schema
-from watersmeet.spark.grouping import check_collation, group_of, grouping_key
+from watersmeet.spark.grouping import check_collation
+from watersmeet.spark.join_factory import JoinFactory
 from watersmeet.spark.metrics import COLUMN, observed
-from watersmeet.spark.row_layout import TAG, RowLayout
+from watersmeet.spark.operator_group import Shares
+from watersmeet.spark.operator_task import OperatorTask
+from watersmeet.spark.signs import has_signs, signs_last
 from watersmeet.spark.sizes import Sizes
+from watersmeet.spark.source import EVENT
+from watersmeet.spark.tagging import Tagging
 from watersmeet.spark.task import JoinTask
+from watersmeet.spark.workers import portable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_KEY_HASH = "key_hash"
+FUEL = 2_000_000
+"""Units of work for one group in one batch: about a third of a second."""
+_NAMES = ("the left input", "the right input")
 _FIGURES = st.ArrayType(st.LongType())
 
 
@@ -38,47 +46,149 @@ def join(
     state: str | os.PathLike[str] | None = None,
     partitions: int | None = None,
     suffixes: tuple[str, str] = ("", "_right"),
+    algorithm: str = "auto",
+    fuel: int = FUEL,
+    time: str | tuple[str, str] | None = None,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
 
-    All rows of the streams are kept, on disk: a pair is found however far apart its rows come. State is written before
-    a batch ends and is tied to the query's checkpoint: a query that is started again goes on where it was, and one that
-    is started without its state, or with another one, says so.
+    *Endless streams*: all rows are kept, on disk, and a pair is found in the batch that brings its second row, however
+    far apart the two come. *Streams that end*, each with a column `watersmeet_event` (see `watersmeet.spark.signs`),
+    are joined progressively: rows are kept in memory as long as they fit and wait on disk when they do not; their
+    pairs are found with what is left of each batch's `fuel`, and the rest in the batch that brings the last end. How
+    many rows a batch takes is the sources' part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
+
+    State is written before a batch ends and is tied to the query's checkpoint: a query that is started again goes on
+    where it was, and one that is started without its state, or with another one, says so.
 
     What each batch of a stream did is in its progress: `observedMetrics["watersmeet NAME"]`, the state directory's name
-    being NAME, has the rows of each input, results, memory, bytes written, and the rows and bytes of the state (of the
-    groups that had rows in the batch).
+    being NAME, has the rows of each input, results, memory, bytes written and spilled, the rows and bytes of the state
+    (of the groups that had rows in the batch), and more; `watersmeet.spark.Watch` draws it.
 
-    :param on: a column of both inputs, `"left_column = right_column"`, or a list of these.
+    :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
+        band alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
     :param state: a directory that all workers reach under this path; streams need one, batch DataFrames none.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
+    :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.
+    :param fuel: of streams that end: units of work (a row probed, inserted or emitted) that a group may use in a batch;
+        rows that arrive and the work after the last end are done in any case.
+    :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
+        the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
     """
-    schemas = (left.schema, right.schema)
-    names = ("the left input", "the right input")
-    arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, names, strict=True)]
-    spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=names)
-    if spec.band is not None:
-        raise SpecError("a join on Spark takes equalities only; filter its result by the band")
-    keys = [[schemas[side].names.index(name) for name in spec.keys(side)] for side in (0, 1)]
+    streaming = _is_streaming(left, right)
+    ends = _both_end(left, right)
+    if ends:
+        left, right = (signs_last(frame, keep=streaming) for frame in (left, right))
+    schemas = _schemas(left, right)
+    arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, _NAMES, strict=True)]
+    spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=_NAMES)
+    factory = _factory(spec, algorithm, streaming, ends)
+    budget = parse_memory(memory)
+    directory = _state_path(state, streaming)
+    groups = _groups(left, partitions, spec)
+    tagging = Tagging(schemas, _keys(spec, schemas), groups, ends and streaming)
+    retain = int(left.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 100)
+    times = _time_columns(spec, time)
+    task: Any
+    if factory is None:
+        Sizes.divide(budget)
+        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times)
+    else:
+        Shares.check(budget, factory.least_memory())
+        task = OperatorTask(factory, tagging.layout, budget, groups, _checked_fuel(fuel), directory, retain, times)
+    rows, results = tagging.shuffled(left, right, carry_sign=factory is not None), _output_schema(spec, schemas)
+    run = portable(task, left.sparkSession)
+    if directory is None:
+        return rows.mapInArrow(run, results)
+    measured = rows.mapInArrow(run, st.StructType([*results.fields, st.StructField(COLUMN, _FIGURES)]))
+    return observed(measured, Path(directory).name, budget, delays=times is not None)
+
+
+def _both_end(left: DataFrame, right: DataFrame) -> bool:
+    """Whether the inputs say when they end."""
+    found = [has_signs(frame, name) for frame, name in zip((left, right), _NAMES, strict=True)]
+    if found[0] != found[1]:
+        one, other = _NAMES if found[0] else _NAMES[::-1]
+        raise SpecError(
+            f"{one} says when it ends, in its column {EVENT!r}, and {other} does not; give both the column "
+            f"(watersmeet.spark.with_events does), or drop it from {one}"
+        )
+    return found[0]
+
+
+def _schemas(left: DataFrame, right: DataFrame) -> tuple[st.StructType, st.StructType]:
+    """The schemas without the column of signs."""
+    one, other = (
+        st.StructType([field for field in frame.schema.fields if field.name != EVENT]) for frame in (left, right)
+    )
+    return one, other
+
+
+def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory | None:
+    """What makes the operators of a progressive join; None where the join of micro-batches does better."""
+    factory = JoinFactory.of(spec, algorithm)
+    if streaming and not ends:
+        if spec.band is not None:
+            raise SpecError(
+                f"a join of endless streams takes equalities only: filter its result by the band, or let both "
+                f"inputs say when they end, in a column {EVENT!r}"
+            )
+        if algorithm != "auto":
+            raise SpecError(
+                f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
+                f"algorithm= out, or give both a column {EVENT!r}"
+            )
+        return None
+    return factory if streaming or algorithm != "auto" or spec.band is not None else None
+
+
+def _keys(spec: JoinSpec, schemas: Sequence[st.StructType]) -> tuple[list[int], list[int]]:
+    """The key columns of each side, by position."""
+    found = ([schemas[side].names.index(name) for name in spec.keys(side)] for side in (0, 1))
+    keys = next(found), next(found)
     for side in (0, 1):
         for key in keys[side]:
-            check_collation(schemas[side].fields[key].dataType, schemas[side].names[key], names[side])
-    budget = parse_memory(memory)
-    Sizes.divide(budget)
-    streaming = _is_streaming(left, right)
-    directory = _state_path(state, streaming)
-    groups = _partitions(left, partitions)
-    layout = RowLayout.of(*(tuple(field.dataType for field in schema.fields) for schema in schemas))
-    tagged = [_tagged(frame, side, schemas, keys, layout, groups) for side, frame in enumerate((left, right))]
-    retain = int(left.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 100)
-    task = JoinTask(spec, layout, budget, groups, directory, retain)
-    rows, results = _shuffled(tagged[0].union(tagged[1]), groups), _output_schema(spec, schemas)
-    if directory is None:
-        return rows.mapInArrow(task, results)
-    measured = rows.mapInArrow(task, st.StructType([*results.fields, st.StructField(COLUMN, _FIGURES)]))
-    return observed(measured, f"watersmeet {Path(directory).name}")
+            check_collation(schemas[side].fields[key].dataType, schemas[side].names[key], _NAMES[side])
+    return keys
+
+
+def _groups(frame: DataFrame, partitions: int | None, spec: JoinSpec) -> int:
+    """How many groups the keys are divided into."""
+    if spec.equalities:
+        return _partitions(frame, partitions)
+    if partitions not in (None, 1):
+        raise SpecError(
+            f"partitions={partitions!r} cannot be: a band alone does not say which rows can meet, so all go to one "
+            f"task; leave partitions= out, or add an equality"
+        )
+    return 1
+
+
+def _checked_fuel(fuel: int) -> int:
+    if isinstance(fuel, bool) or not isinstance(fuel, int) or fuel < 0:
+        raise SpecError(f"fuel must be a whole number of units of work, 0 or more, not {fuel!r}")
+    return fuel
+
+
+def _time_columns(spec: JoinSpec, time: str | tuple[str, str] | None) -> tuple[str, str] | None:
+    """The columns of the result that hold the time of each side's row."""
+    if time is None:
+        return None
+    pair = (time, time) if isinstance(time, str) else time
+    found = []
+    place = 0
+    for side, name in enumerate(pair):
+        columns = [spec.input(side).names[i] for i in spec.kept[side]]
+        if name not in columns or not pa.types.is_timestamp(spec.input(side).field(name).type):
+            raise SpecError(
+                f"time={time!r}: {name!r} is not a timestamp that {_NAMES[side]} brings into the result; its columns "
+                f"there are {', '.join(columns)}"
+            )
+        found.append(spec.schema.names[place + columns.index(name)])
+        place += len(columns)
+    return found[0], found[1]
 
 
 def _is_streaming(left: DataFrame, right: DataFrame) -> bool:
@@ -109,57 +219,6 @@ def _partitions(frame: DataFrame, partitions: int | None) -> int:
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= 1 << 20:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     return partitions
-
-
-def _tagged(
-    frame: DataFrame,
-    side: int,
-    schemas: Sequence[st.StructType],
-    keys: Sequence[Sequence[int]],
-    layout: RowLayout,
-    groups: int,
-) -> DataFrame:
-    """One input's rows in the common layout, those without a key left out."""
-    fields = schemas[side].fields
-    plain = frame.toDF(*(f"c{i}" for i in range(len(fields))))  # by position: names may repeat
-    comparable = []
-    for own, other in zip(keys[side], keys[1 - side], strict=True):
-        plain = plain.where(fn.col(f"c{own}").isNotNull())
-        types = fields[own].dataType, schemas[1 - side].fields[other].dataType
-        comparable.append(grouping_key(fn.col(f"c{own}"), *types))
-    slots = []
-    for slot in range(layout.count):
-        column = layout.column_in(side, slot)
-        if column is not None:
-            value = fn.col(f"c{column}")
-        else:
-            value = fn.lit(None).cast(_type_at(schemas[1 - side], layout.column_in(1 - side, slot)))
-        slots.append(value.alias(f"slot{slot}"))
-    if _places_by_id():
-        return plain.select((group_of(comparable, groups) * 2 + side).cast("int").alias(TAG), *slots)
-    hashed = plain.withColumn(_KEY_HASH, fn.hash(*comparable))
-    tag = (group_of([fn.col(_KEY_HASH)], groups) * 2 + side).cast("int").alias(TAG)
-    return hashed.select(tag, *slots, fn.col(_KEY_HASH))
-
-
-def _type_at(schema: st.StructType, column: int | None) -> st.DataType:
-    assert column is not None, "every slot is some side's"
-    return schema.fields[column].dataType
-
-
-def _shuffled(rows: DataFrame, groups: int) -> DataFrame:
-    """Each group's rows in a task of their own."""
-    if _places_by_id():
-        return rows.repartitionById(groups, fn.shiftright(fn.col(TAG), 1))
-    # Spark sends a row where the hash of the expression says, and the tag was made with that same hash.
-    return rows.repartition(groups, fn.col(_KEY_HASH)).drop(_KEY_HASH)
-
-
-def _places_by_id() -> bool:
-    """Whether rows can be sent to a task by its number, as from Spark 4.1 on."""
-    from pyspark.sql import DataFrame
-
-    return hasattr(DataFrame, "repartitionById")
 
 
 def _output_schema(spec: JoinSpec, schemas: Sequence[st.StructType]) -> st.StructType:

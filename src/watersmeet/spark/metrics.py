@@ -1,26 +1,32 @@
 """What the tasks of a batch did, on its way to `StreamingQueryProgress.observedMetrics`.
 
 Spark's observed metrics are aggregates over rows. So each task hands out one more row, which holds its figures and
-nothing else; Spark adds the figures up, and then the row is left out. In the rows of results, the column of figures is
-a NULL list: four bytes of offset and a bit.
+nothing else; Spark collects these rows and adds the figures up, and then they are left out. In the rows of results, the
+column of figures is a NULL list, which costs four bytes of offset and a bit, and the collecting skips it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import Column
 from pyspark.sql import functions as fn
+
+from watersmeet.spark.delays import CLASSES, STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 COLUMN = "watersmeet_figures"
+PREFIX = "watersmeet "
+"""Of the name under which a join's figures are observed; the name of its state directory follows."""
 _ARROW_TYPE = pa.list_(pa.field("element", pa.int64()))
-_LARGEST = ("memory",)
+_LARGEST = ("memory", "task_ms")
 """Figures of which the largest task speaks for the batch; the others are added up."""
+_SHARES = {"p50": 0.5, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,24 @@ class Figures:
     written: int
     """Bytes written to the state, merging included."""
     state_rows: int
+    """Rows in the state; of a progressive join, rows that have come so far as long as it is not done."""
     state_bytes: int
+    spilled: int = 0
+    """Of a progressive join: bytes that did not fit into memory."""
+    work_left: int = 0
+    """Of a progressive join: 1 if there was reactive work left when the fuel was used up."""
+    task_ms: int = 0
+    """How long the task took, in milliseconds: from its first row to its last result, handing over included."""
+    delays: Sequence[Sequence[int]] = ()
+    """Results by input and class of delay."""
+
+    def as_list(self) -> list[int]:
+        """The figures in the order of the fields, then the delays of each input."""
+        rest = [list(self.delays[side]) if self.delays else [0] * CLASSES for side in (0, 1)]
+        return [*(getattr(self, name) for name in SCALARS), *rest[0], *rest[1]]
+
+
+SCALARS = tuple(field.name for field in fields(Figures) if field.name != "delays")
 
 
 def with_figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -47,18 +70,51 @@ def with_figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def figures_row(schema: pa.Schema, figures: Figures) -> pa.RecordBatch:
     """The row that carries a task's figures.
 
-    >>> figures_row(pa.schema({"id": pa.int8()}), Figures(1, 2, 3, 4, 5, 6, 7)).to_pylist()
-    [{'id': None, 'watersmeet_figures': [1, 2, 3, 4, 5, 6, 7]}]
+    >>> [row] = figures_row(pa.schema({"id": pa.int8()}), Figures(1, 2, 3, 4, 5, 6, 7)).to_pylist()
+    >>> row["id"], row["watersmeet_figures"][:7]
+    (None, [1, 2, 3, 4, 5, 6, 7])
     """
     arrays = [pa.nulls(1, field.type) for field in schema]
     row = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return row.append_column(COLUMN, pa.array([list(astuple(figures))], _ARROW_TYPE))
+    return row.append_column(COLUMN, pa.array([figures.as_list()], _ARROW_TYPE))
 
 
-def observed(frame: DataFrame, name: str) -> DataFrame:
+def observed(frame: DataFrame, name: str, budget: int, delays: bool = False) -> DataFrame:
     """Results alone, the figures having been added up under this name."""
-    totals = [
-        (fn.max if field.name in _LARGEST else fn.sum)(fn.col(COLUMN)[i]).alias(field.name)
-        for i, field in enumerate(fields(Figures))
-    ]
-    return frame.observe(name, *totals).where(fn.col(COLUMN).isNull()).drop(COLUMN)
+    tasks = fn.collect_list(fn.col(COLUMN))  # skips NULL: rows of results cost one look
+    totals = [_total(tasks, i, name in _LARGEST).alias(name) for i, name in enumerate(SCALARS)]
+    totals.append(fn.max(fn.lit(budget)).alias("budget"))
+    if delays:
+        for number, side in enumerate(("left", "right")):
+            first = len(SCALARS) + number * CLASSES + 1  # SQL counts from one
+            counts = fn.aggregate(tasks, fn.array_repeat(fn.lit(0).cast("long"), CLASSES), _adder(first))
+            totals += [_percentile(counts, share).alias(f"{side}_delay_{name}_ms") for name, share in _SHARES.items()]
+    return frame.observe(PREFIX + name, *totals).where(fn.col(COLUMN).isNull()).drop(COLUMN)
+
+
+def _total(tasks: Column, place: int, largest: bool) -> Column:
+    values = fn.transform(tasks, lambda figures: figures[place])
+    if largest:
+        return fn.array_max(values)
+    return fn.aggregate(values, fn.lit(0).cast("long"), lambda total, value: total + value)
+
+
+def _adder(first: int) -> Callable[[Column, Column], Column]:
+    return lambda total, figures: fn.zip_with(total, fn.slice(figures, first, CLASSES), lambda a, b: a + b)
+
+
+def _percentile(counts: Column, share: float) -> Column:
+    """`delays.percentile` in SQL: the middle of the class in which the sum of counts reaches the share."""
+    total = fn.aggregate(counts, fn.lit(0).cast("long"), lambda sum_, count: sum_ + count)
+    start = fn.struct(fn.lit(0).cast("long").alias("seen"), fn.lit(0).cast("int").alias("place"))
+    end = fn.aggregate(
+        fn.transform(counts, lambda count: fn.struct(count.alias("count"), total.alias("total"))),
+        start,
+        lambda at, each: fn.struct(
+            (at["seen"] + each["count"]).alias("seen"),
+            (at["place"] + fn.when(at["seen"] + each["count"] < fn.lit(share) * each["total"], 1).otherwise(0)).alias(
+                "place"
+            ),
+        ),
+    )
+    return fn.when(total > 0, fn.pow(fn.lit(2.0), end["place"] / fn.lit(STEPS)))

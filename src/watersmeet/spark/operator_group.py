@@ -10,9 +10,8 @@ state of batch N-1 ──▶ operator ◀── the batch's rows, ends of inputs
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from watersmeet.core.events import Arrive, End, Event, Stall, Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.memory import format_bytes
 from watersmeet.spark.arrivals import Arrivals
+from watersmeet.spark.delays import Delays
 from watersmeet.spark.kept_operators import Keepable, Kept, KeptOperators
 from watersmeet.spark.result_file import ResultFile, read_results
 from watersmeet.spark.state_directory import RESULTS, SEGMENTS, GroupState
@@ -109,9 +109,10 @@ class BatchCounts:
     peak: int = 0
     spilled: int = 0
     written: int = 0
+    state_rows: int = 0
     state_bytes: int = 0
     work_left: bool = False
-    seconds: float = 0.0
+    delays: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,20 @@ class OperatorGroup:
     """A group's operator, at one batch."""
 
     def __init__(
-        self, factory: OperatorFactory, memory: int, fuel: int, group: GroupState, kept: KeptOperators
+        self,
+        factory: OperatorFactory,
+        memory: int,
+        fuel: int,
+        group: GroupState,
+        kept: KeptOperators,
+        times: tuple[str, ...] | None = None,
     ) -> None:
         self._factory = factory
         self._shares = Shares.of(memory)
         self._fuel = fuel
         self._group = group
         self._kept = kept
+        self._times = times
 
     def run(self, arrivals: Arrivals, ended: frozenset[int]) -> Outcome:
         """Take a batch's rows, and the ends of inputs; publish the state and hand out the results."""
@@ -151,7 +159,6 @@ class OperatorGroup:
 
     def _work(self, arrivals: Arrivals, ended: frozenset[int], digest: list[Any]) -> dict[str, Any] | None:
         """Run the batch and publish what it led to; returns what is published, None if nothing is left to be done."""
-        began = time.monotonic()
         before = self._group.latest()
         finished = set(before["ended"]) if before else set[int]()
         self._check_open(arrivals, finished)
@@ -159,22 +166,25 @@ class OperatorGroup:
         if opened is None:
             return None
         operator, store = opened
-        results = ResultFile(self._group, self._factory.output, self._shares.results)
+        delays = Delays(self._times)
+        results = ResultFile(self._group, self._factory.output, self._shares.results, delays)
         try:
             course = _Course(operator, results, self._fuel, float(self._group.batch.number))
             course.go(arrivals, ended - finished)
             results.finish()
             spilled = store.bytes_written
             snapshot = None if course.done else operator.snapshot()
+            seen = sum(arrivals.rows) + (before["counts"]["state_rows"] if before else 0)
             counts = BatchCounts(
                 rows=list(arrivals.rows),
                 results=results.rows,
                 peak=operator.budget.peak + arrivals.peak,
                 spilled=spilled,
                 written=store.bytes_written + results.nbytes,
+                state_rows=0 if snapshot is None else seen,
                 state_bytes=0 if snapshot is None else sum(map(store.size, snapshot.segments)),
                 work_left=course.work_left,
-                seconds=time.monotonic() - began,
+                delays=delays.counts if self._times else [],
             )
             manifest = self._publish(snapshot, store, results, counts, sorted(finished | ended), digest)
         except BaseException as error:

@@ -5,6 +5,7 @@ A verb adds an `OperatorFactory`; nothing here knows what its operator does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from watersmeet.core.events import Arrive, End, Status
 from watersmeet.spark import kept_operators
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
-from watersmeet.spark.operator_group import POLL_FUEL, OperatorFactory, OperatorGroup, Outcome, Shares
+from watersmeet.spark.operator_group import POLL_FUEL, BatchCounts, OperatorFactory, OperatorGroup, Shares
 from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.signs import SIGN_CODES
 from watersmeet.spark.source import END
@@ -36,6 +37,8 @@ class OperatorTask:
     fuel: int = 0
     state: str | None = None
     retain: int = 100
+    times: tuple[str, str] | None = None
+    """The columns of the results from which delays are counted."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -71,6 +74,7 @@ class OperatorTask:
             operator.close()
 
     def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began = time.monotonic()
         batch, query = current_batch()
         owner = Owner(self.factory.fingerprint, self.groups, query)
         directory = StateDirectory(path, owner, batch, self.retain)
@@ -83,11 +87,10 @@ class OperatorTask:
             if incoming.group is None:
                 return
             group = directory.group(incoming.group)
-            outcome = OperatorGroup(self.factory, self.memory, self.fuel, group, kept_operators.WORKER).run(
-                arrivals, frozenset(incoming.ended)
-            )
+            work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept_operators.WORKER, self.times)
+            outcome = work.run(arrivals, frozenset(incoming.ended))
         yield from with_figures(outcome.results)
-        yield figures_row(self.factory.output, _figures(outcome))
+        yield figures_row(self.factory.output, _figures(outcome.counts, began))
 
 
 class _Incoming:
@@ -115,14 +118,17 @@ class _Incoming:
             yield from ((side, rows) for side, rows in enumerate(halves) if rows is not None)
 
 
-def _figures(outcome: Outcome) -> Figures:
-    counts = outcome.counts
+def _figures(counts: BatchCounts, began: float) -> Figures:
     return Figures(
         left_rows=counts.rows[0],
         right_rows=counts.rows[1],
         results=counts.results,
         memory=counts.peak,
         written=counts.written,
-        state_rows=0,
+        state_rows=counts.state_rows,
         state_bytes=counts.state_bytes,
+        spilled=counts.spilled,
+        work_left=int(counts.work_left),
+        task_ms=round((time.monotonic() - began) * 1000),
+        delays=counts.delays,
     )

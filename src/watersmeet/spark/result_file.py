@@ -7,12 +7,14 @@ out the very same results, and the sink and the state never disagree.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
 
 from watersmeet.core.errors import SegmentError
 from watersmeet.spark.arrivals import together
+from watersmeet.spark.delays import Delays
 from watersmeet.spark.state_directory import GroupState
 from watersmeet.spill.segment import Segment, SegmentWriter
 
@@ -22,12 +24,13 @@ _ROWS = 8192
 class ResultFile:
     """Collects the results of one attempt; no file is made as long as there are none."""
 
-    def __init__(self, group: GroupState, schema: pa.Schema, page_bytes: int) -> None:
+    def __init__(self, group: GroupState, schema: pa.Schema, page_bytes: int, delays: Delays) -> None:
         self.rows = 0
         self.nbytes = 0
         self._group = group
         self._schema = schema
         self._page_bytes = page_bytes
+        self._delays = delays
         self._writer: SegmentWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
@@ -42,6 +45,7 @@ class ResultFile:
     def add(self, batch: pa.RecordBatch) -> None:
         """Take results; small batches are put together."""
         self.rows += batch.num_rows
+        self._delays.count(batch, time.time())
         size = batch.nbytes
         if self._waiting and self._waiting_bytes + size > self._page_bytes:
             self._write()

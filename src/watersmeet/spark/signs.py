@@ -31,6 +31,17 @@ def has_signs(frame: DataFrame, name: str) -> bool:
     return bool(found)
 
 
+def signs_last(frame: DataFrame, *, keep: bool) -> DataFrame:
+    """A frame whose column of signs is its last one; or, if it is not to be kept, its ordinary rows without it."""
+    place = frame.columns.index(EVENT)
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # names may repeat
+    names = [name for i, name in enumerate(frame.columns) if i != place]
+    others = [f"c{i}" for i in range(len(frame.columns)) if i != place]
+    if keep:
+        return numbered.select(*others, f"c{place}").toDF(*names, EVENT)
+    return numbered.where(fn.col(f"c{place}").isNull()).select(*others).toDF(*names)
+
+
 def sign_code(event: Column) -> Column:
     """The code of a row's sign; the query fails at a sign that there is not."""
     unknown = fn.concat(

@@ -5,6 +5,7 @@ Spark sends only a `JoinTask` to the workers, a description without code; the co
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from watersmeet.core.spec import JoinSpec
 from watersmeet.spark import opened
+from watersmeet.spark.delays import Delays
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
 from watersmeet.spark.micro_batch import Counts, MicroBatchJoin
 from watersmeet.spark.row_layout import RowLayout
@@ -34,6 +36,8 @@ class JoinTask:
     groups: int
     state: str | None = None
     retain: int = 100
+    times: tuple[str, str] | None = None
+    """The columns of the results from which delays are counted."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join the rows of one partition."""
@@ -56,6 +60,7 @@ class JoinTask:
         number, first = next(pieces, (-1, None))
         if first is None:
             return
+        began, delays = time.monotonic(), Delays(self.times)
         group = directory.group(number)
         held = group.before()
         try:
@@ -64,8 +69,10 @@ class JoinTask:
             if any(join.counts.rows):
                 now = Held(batch.number, join.merged(held.runs))
                 group.publish(now)
-                yield from with_figures(join.results(held.runs))
-                yield figures_row(self.spec.schema, _figures(join.counts, group, now))
+                for results in with_figures(join.results(held.runs)):
+                    delays.count(results, time.time())
+                    yield results
+                yield figures_row(self.spec.schema, _figures(join.counts, group, now, began, delays))
         finally:
             opened.WORKER.release(keep=self.memory // 4)
 
@@ -87,7 +94,7 @@ def _all(
         yield piece
 
 
-def _figures(counts: Counts, group: GroupState, held: Held) -> Figures:
+def _figures(counts: Counts, group: GroupState, held: Held, began: float, delays: Delays) -> Figures:
     refs = [ref for runs in held.runs for run in runs for ref in run.segments]
     return Figures(
         left_rows=counts.rows[0],
@@ -97,4 +104,6 @@ def _figures(counts: Counts, group: GroupState, held: Held) -> Figures:
         written=group.store.bytes_written,
         state_rows=sum(ref.rows for ref in refs),
         state_bytes=sum(ref.nbytes for ref in refs),
+        task_ms=round((time.monotonic() - began) * 1000),
+        delays=delays.counts,
     )

@@ -1,0 +1,193 @@
+"""Watch joins at work: a listener that draws what each batch did, live on a terminal, a line at a time elsewhere.
+
+    with wms.Watch(spark):
+        query = joined.writeStream. ... .start()
+        query.awaitTermination()
+
+It sees every query of the session that joins with `state=`, under Spark Connect, too. All it shows is in the
+queries' own progress, `observedMetrics["watersmeet NAME"]`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from watersmeet.drivers.progress import format_seconds
+from watersmeet.memory import format_bytes
+from watersmeet.spark.metrics import PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BAR_WIDTH = 30
+_SIDES = ("left", "right")
+
+
+@dataclass
+class Watched:
+    """A join as of its last batch: sums over all batches that were seen, and the last one's figures."""
+
+    name: str
+    batch: int = -1
+    seconds: float = 0.0
+    """How long the last batch took."""
+    rows: list[int] = field(default_factory=lambda: [0, 0])
+    results: int = 0
+    spilled: int = 0
+    last: Mapping[str, Any] = field(default_factory=dict)
+    ended: bool = False
+
+    def see(self, batch: int, seconds: float, figures: Mapping[str, Any]) -> None:
+        """Take a batch's figures; a batch that is repeated counts once."""
+        if batch <= self.batch:
+            return
+        self.batch, self.seconds = batch, seconds
+        if figures.get("left_rows") is None:  # no task had anything to do
+            return
+        for side, name in enumerate(_SIDES):
+            self.rows[side] += figures[f"{name}_rows"]
+        self.results += figures["results"]
+        self.spilled += figures["spilled"]
+        self.last = figures
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.name}: batch {self.batch}, {format_seconds(self.seconds)}",
+            f"{self.rows[0]:,} + {self.rows[1]:,} rows in",
+            f"{self.results:,} out",
+        ]
+        if self.last:
+            parts.append(f"memory {format_bytes(self.last['memory'] or 0)} of {format_bytes(self.last['budget'])}")
+            parts.append(f"state {format_bytes(self.last['state_bytes'])}")
+        if self.spilled:
+            parts.append(f"spilled {format_bytes(self.spilled)}")
+        return " · ".join([*parts, *(["ended"] if self.ended else [])])
+
+
+class Watch(StreamingQueryListener):
+    """Draws the joins of a session's streaming queries.
+
+    As a context manager around a session it listens while the block runs; or add it by yourself:
+    `spark.streams.addListener(wms.Watch())`.
+    """
+
+    def __init__(self, session: SparkSession | None = None, stream: TextIO | None = None) -> None:
+        self.joins: dict[tuple[str, str], Watched] = {}
+        """By the query's run and the join's name."""
+        self._session = session
+        self._stream = stream or sys.stderr
+        self._lock = threading.Lock()
+        self._live: Any = None
+
+    # --- what Spark calls ---
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802, as Spark names it
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Draw what the batch did."""
+        progress = event.progress
+        for name, row in (progress.observedMetrics or {}).items():
+            if name.startswith(PREFIX):
+                with self._lock:
+                    key = (str(progress.runId), name)
+                    watched = self.joins.setdefault(key, Watched(name.removeprefix(PREFIX)))
+                    watched.see(progress.batchId, progress.batchDuration / 1000, row.asDict())
+                    self._draw(watched)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing has come."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Say that the query has ended."""
+        with self._lock:
+            for (run, _), watched in self.joins.items():
+                if run == str(event.runId):
+                    watched.ended = True
+                    self._draw(watched)
+
+    # --- drawing ---
+
+    def __enter__(self) -> Self:
+        if self._session is not None:
+            self._session.streams.addListener(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.streams.removeListener(self)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last picture on the screen, and give the terminal back."""
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _draw(self, watched: Watched) -> None:
+        if not self._stream.isatty():
+            print(watched, file=self._stream, flush=True)
+            return
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=self._stream), auto_refresh=False)
+            self._live.start()
+        self._live.update(picture(list(self.joins.values())), refresh=True)
+
+
+def picture(joins: list[Watched]) -> Any:
+    """The joins as rich draws them, in 80 columns."""
+    from rich.console import Group
+
+    return Group(*(_panel(watched) for watched in joins))
+
+
+def _panel(watched: Watched) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    last = watched.last
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="dim", width=8)
+    grid.add_column(width=68, no_wrap=True, overflow="ellipsis")
+    state = "ended" if watched.ended else f"{format_seconds(watched.seconds)} for the last one"
+    grid.add_row(Text("join", style="bold"), Text(f"{watched.name}, batch {watched.batch}, {state}", style="bold"))
+    for side, name in enumerate(_SIDES):
+        grid.add_row(name, f"{watched.rows[side]:>15,} rows{_delays(last, name)}")
+    grid.add_row("results", f"{watched.results:>15,} rows")
+    if last:
+        grid.add_row("memory", _bar(last["memory"] or 0, last["budget"]))
+        left = f", work left in {last['work_left']} groups" if last["work_left"] else ""
+        disk = f"state {format_bytes(last['state_bytes'])}, spilled {format_bytes(watched.spilled)}{left}"
+        grid.add_row("disk", disk)
+    return grid
+
+
+def _delays(figures: Mapping[str, Any], side: str) -> str:
+    """A side's delays, if it has any."""
+    p50, p99 = figures.get(f"{side}_delay_p50_ms"), figures.get(f"{side}_delay_p99_ms")
+    if p50 is None or p99 is None:
+        return ""
+    return f", delays p50 {format_seconds(p50 / 1000)}, p99 {format_seconds(p99 / 1000)}"
+
+
+def _bar(used: int, budget: int) -> Any:
+    from rich.text import Text
+
+    full = round(_BAR_WIDTH * min(1.0, used / max(1, budget)))
+    bar = Text("█" * full, style="cyan")
+    bar.append("·" * (_BAR_WIDTH - full), style="dim")
+    bar.append(f" {format_bytes(used)} of {format_bytes(budget)} in the fullest task", style="default")
+    return bar

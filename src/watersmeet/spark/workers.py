@@ -1,0 +1,48 @@
+"""Tasks on their way to Spark's Python workers, and what to say when these cannot run them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+Task = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+
+
+def portable(task: Task, session: SparkSession) -> Task:
+    """A task as a function that any Python can unpack, and that says so if the worker's one has no Watersmeet."""
+    use_own_python(session)
+    packed = pickle.dumps(task)
+    driver = sys.executable
+
+    # Nested, so that it travels by value: a worker without Watersmeet can begin it. It imports what it needs.
+    def run(batches: Any) -> Any:
+        import pickle
+        import sys
+
+        try:
+            found = pickle.loads(packed)
+        except ImportError as error:
+            raise RuntimeError(
+                f"the Python of Spark's workers, {sys.executable}, has no Watersmeet that this join can run with "
+                f"({error}); install it there, or set PYSPARK_PYTHON (or spark.pyspark.python) to a Python that has "
+                f"it, before Spark starts; the driver's is {driver}"
+            ) from None
+        yield from found(batches)
+
+    return run
+
+
+def use_own_python(session: SparkSession) -> None:
+    """Where the workers run on this machine and nobody has said with which Python: with this one, not the path's."""
+    context = getattr(session, "_sc", None)  # there is none under Spark Connect, whose server chooses
+    if context is None or os.environ.get("PYSPARK_PYTHON"):
+        return
+    if context.getConf().get("spark.pyspark.python") is None and context.master.startswith("local"):
+        context.pythonExec = sys.executable

@@ -1,0 +1,91 @@
+"""Joins under Spark Connect, run by a test in a process of its own: a session is either of one kind or of the other."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from watersmeet import spark as wms
+
+
+def main(place: Path) -> None:
+    spark = (
+        SparkSession.builder.remote("local[2]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .getOrCreate()
+    )
+    assert not hasattr(spark, "_sc"), "this is a remote session"
+    batch(spark)
+    wms.register(spark)
+    for side in ("left", "right"):
+        rows = spark.range(0, 400).selectExpr("id % 90 as id", f"id as {side}")
+        rows.coalesce(1).write.parquet(str(place / side))
+    endless(spark, place)
+    ending(spark, place)
+    spark.stop()
+
+
+def batch(spark: Any) -> None:
+    left = spark.range(0, 200).selectExpr("id", "id * 2 as double")
+    for algorithm in ("auto", "xjoin"):
+        found = wms.join(left, left, on="id = double", memory="1 MiB", partitions=2, algorithm=algorithm)
+        assert sorted(row["id_right"] for row in found.collect()) == list(range(100))
+
+
+def run(frame: Any, place: Path, name: str) -> Any:
+    out, checkpoint = str(place / f"out-{name}"), str(place / f"checkpoint-{name}")
+    writer = frame.writeStream.format("parquet").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", checkpoint).start(out)
+    query.awaitTermination()
+    return query
+
+
+def expect(spark: Any, place: Path, name: str) -> None:
+    left, right = (spark.read.parquet(str(place / side)) for side in ("left", "right"))
+    columns = ["left", "right"]
+    found = spark.read.parquet(str(place / f"out-{name}")).select(*columns)
+    expected = left.join(right, "id").select(*columns)
+    assert expected.count() == found.count() > 1000
+    assert expected.exceptAll(found).count() == 0
+
+
+def endless(spark: Any, place: Path) -> None:
+    left, right = (
+        spark.readStream.schema(f"id long, {side} long").parquet(str(place / side)) for side in ("left", "right")
+    )
+    joined = wms.join(left, right, on="id", memory="1 MiB", partitions=2, state=place / "state-endless")
+    query = run(joined, place, "endless")
+    expect(spark, place, "endless")
+    figures = query.lastProgress.observedMetrics["watersmeet state-endless"].asDict()
+    assert figures["left_rows"] == figures["right_rows"] == 400, figures
+
+
+def ending(spark: Any, place: Path) -> None:
+    left, right = (
+        spark.readStream.format("watersmeet").option("events", True).option("rowsPerBatch", 150)
+        .load(str(place / side / "*.parquet"))
+        for side in ("left", "right")
+    )  # fmt: skip
+    joined = wms.join(left, right, on="id", memory="256 KiB", partitions=2, state=place / "state-ending")
+    told = io.StringIO()
+    with wms.Watch(spark, told) as watch:
+        run(joined, place, "ending")
+        until = time.monotonic() + 60
+        while "400 + 400 rows in" not in told.getvalue() and time.monotonic() < until:
+            time.sleep(0.2)  # progress comes to a listener a little later
+    assert "400 + 400 rows in" in told.getvalue(), told.getvalue()
+    assert [watched.name for watched in watch.joins.values()] == ["state-ending"]
+    expect(spark, place, "ending")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
