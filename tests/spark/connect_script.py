@@ -20,7 +20,6 @@ def main(place: Path) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .getOrCreate()
     )
     assert not hasattr(spark, "_sc"), "this is a remote session"

@@ -170,9 +170,9 @@ def _control(place: Path, words: list[str]) -> None:
         (place / f"{number:03d}.txt").write_text(word)
 
 
-@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize("by_id, elsewhere", [(True, ""), (False, "fetch+file://")])
 def test_any_stream_ends_when_a_second_one_says_so(
-    spark: Any, tmp_path: Path, by_id: bool, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, by_id: bool, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not by_id:
         monkeypatch.setattr("watersmeet.spark.tagging.places_by_id", lambda: False)
@@ -188,7 +188,7 @@ def test_any_stream_ends_when_a_second_one_says_so(
         control = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path / f"{name}-control"))
         frames.append(with_events(rows, control))
     streams = Ending(spark, tmp_path / "query")
-    joined = join(*frames, on="id", memory="1 MiB", partitions=3, state=tmp_path / "state")
+    joined = join(*frames, on="id", memory="1 MiB", partitions=3, state=f"{elsewhere}{tmp_path}/state")
     query = streams.run(joined)
     assert joined.columns == ["id", "left", "right"]
     expected = pa.table({"id": [0, 1, 5, 5, 5, 5], "left": [0, 10, 1, 1, 1, 1], "right": [0, 10, 1, 1, 1, 1]})

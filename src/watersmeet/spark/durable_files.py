@@ -13,16 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
+from watersmeet.spark.remote_files import Place, RemotePath
 from watersmeet.spill.file_store import spill_error
 
 _MOST_AT_ONCE = 8
 
 
-def publish(target: Path, content: bytes, *, first_wins: bool = False) -> bool:
+def publish(target: Place, content: bytes, *, first_wins: bool = False) -> bool:
     """Write a file under a name of its own, bring it to the disk, and let it appear; whether it did.
 
-    With `first_wins`, a file that is there stays as it is.
+    With `first_wins`, a file that is there stays as it is. (On a remote file system, of two that write it at the same
+    time, the last one wins.)
     """
+    if isinstance(target, RemotePath):
+        if first_wins and target.exists():
+            return False
+        target.write_bytes(content)
+        return True
     hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
     try:
         try:
@@ -44,9 +51,9 @@ def publish(target: Path, content: bytes, *, first_wins: bool = False) -> bool:
     return True
 
 
-def sync(paths: Iterable[Path]) -> None:
+def sync(paths: Iterable[Place]) -> None:
     """Bring files, or the names in directories, to the disk; at once, for one write of the journal serves several."""
-    several = list(paths)
+    several = [path for path in paths if isinstance(path, Path)]  # a remote file is there when it was written
     if len(several) < 2:
         for path in several:
             _sync(path)
@@ -73,7 +80,7 @@ def checked_json(content: dict[str, Any]) -> bytes:
     return f"{text}\n{json.dumps({'checksum': zlib.crc32(text.encode())})}\n".encode()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """A JSON file whose checksum is on its second line."""
     try:
         text, _, rest = path.read_text().partition("\n")
@@ -89,9 +96,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def names_in(directory: Path) -> list[str]:
+def names_in(directory: Place) -> list[str]:
     """The names in a directory that must be there."""
     try:
+        if isinstance(directory, RemotePath):
+            return directory.names()
         return os.listdir(directory)  # noqa: PTH208 - names are all that is wanted
     except FileNotFoundError as error:
         raise SnapshotError(
@@ -101,17 +110,20 @@ def names_in(directory: Path) -> list[str]:
         raise spill_error(error, f"list {directory}") from error
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Place) -> None:
     """Make a directory, with those above it, unless it is there."""
     try:
-        if not path.is_dir():
+        if isinstance(path, RemotePath):
+            if not path.is_dir():
+                path.mkdir()
+        elif not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
             sync([path.parent])
     except OSError as error:
         raise spill_error(error, f"make the state directory {path}") from error
 
 
-def remove(path: Path) -> None:
+def remove(path: Place) -> None:
     """Remove a file, unless another task was faster."""
     with suppress(FileNotFoundError):
         path.unlink()

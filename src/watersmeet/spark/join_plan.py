@@ -20,6 +20,7 @@ from watersmeet.spark.join_factory import JoinFactory
 from watersmeet.spark.metrics import COLUMN, observed
 from watersmeet.spark.operator_group import Shares
 from watersmeet.spark.operator_task import OperatorTask
+from watersmeet.spark.remote_files import CACHE_BYTES, RemotePath, is_remote
 from watersmeet.spark.signs import has_signs, signs_last
 from watersmeet.spark.sizes import Sizes
 from watersmeet.spark.source import EVENT
@@ -49,6 +50,7 @@ def join(
     algorithm: str = "auto",
     fuel: int = FUEL,
     time: str | tuple[str, str] | None = None,
+    cache: str | int = CACHE_BYTES,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
 
@@ -68,7 +70,8 @@ def join(
     :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
         band alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
-    :param state: a directory that all workers reach under this path; streams need one, batch DataFrames none.
+    :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
+        such as `s3://bucket/state`; streams need one, batch DataFrames none.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.
@@ -76,6 +79,7 @@ def join(
         rows that arrive and the work after the last end are done in any case.
     :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
         the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
+    :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     """
     streaming = _is_streaming(left, right)
     ends = _both_end(left, right)
@@ -91,13 +95,16 @@ def join(
     tagging = Tagging(schemas, _keys(spec, schemas), groups, ends and streaming)
     retain = int(left.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 100)
     times = _time_columns(spec, time)
+    kept = parse_memory(cache)
     task: Any
     if factory is None:
         Sizes.divide(budget)
-        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times)
+        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times, kept)
     else:
         Shares.check(budget, factory.least_memory())
-        task = OperatorTask(factory, tagging.layout, budget, groups, _checked_fuel(fuel), directory, retain, times)
+        task = OperatorTask(
+            factory, tagging.layout, budget, groups, _checked_fuel(fuel), directory, retain, times, kept
+        )
     rows, results = tagging.shuffled(left, right, carry_sign=factory is not None), _output_schema(spec, schemas)
     run = portable(task, left.sparkSession)
     if directory is None:
@@ -208,8 +215,9 @@ def _state_path(state: str | os.PathLike[str] | None, streaming: bool) -> str | 
     if not streaming:
         raise SpecError("a join of batch DataFrames keeps no state; leave out state=, or read the inputs as streams")
     text = re.sub(r"^file:(//)?(?=/)", "", os.fspath(state))
-    if re.match(r"^[a-zA-Z][a-zA-Z0-9+.-]+:", text):
-        raise SpecError(f"state={text!r} is not a path; state is mapped into memory, so mount it as a directory")
+    if is_remote(text):
+        RemotePath.of(text)  # an error now if there is no file system for it
+        return text
     return str(Path(text).expanduser().absolute())
 
 

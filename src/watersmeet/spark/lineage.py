@@ -16,10 +16,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.durable_files import checked_json, make_directory, names_in, publish, read_json
+from watersmeet.spark.remote_files import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Lineage:
         return set(names[: names.index(run)])
 
 
-def enter(directory: Path, run: str, batch: int) -> Lineage:
+def enter(directory: Place, run: str, batch: int) -> Lineage:
     """The runs up to this one, which is entered with the batch it begins with; an error if a later one has been."""
     make_directory(directory)
     while True:
@@ -74,7 +74,7 @@ def enter(directory: Path, run: str, batch: int) -> Lineage:
             return Lineage((*runs, (run, batch)))
 
 
-def _read(directory: Path) -> Iterator[tuple[str, int]]:
+def _read(directory: Place) -> Iterator[tuple[str, int]]:
     for place, name in enumerate(sorted(name for name in names_in(directory) if name.isdigit())):
         if int(name) != place:
             raise SnapshotError(

@@ -18,6 +18,7 @@ from watersmeet.spark import kept_operators
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
 from watersmeet.spark.operator_group import POLL_FUEL, BatchCounts, OperatorFactory, OperatorGroup, Shares
+from watersmeet.spark.remote_files import CACHE_BYTES, Place, place_of
 from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.signs import SIGN_CODES
 from watersmeet.spark.source import END
@@ -39,10 +40,12 @@ class OperatorTask:
     retain: int = 100
     times: tuple[str, str] | None = None
     """The columns of the results from which delays are counted."""
+    cache_bytes: int = CACHE_BYTES
+    """Of state elsewhere: what may be kept of it on this machine."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
-        return self._in_one_pass(batches) if self.state is None else self._go_on(Path(self.state), batches)
+        return self._in_one_pass(batches) if self.state is None else self._go_on(place_of(self.state), batches)
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""
@@ -73,11 +76,11 @@ class OperatorTask:
                     yield step.out
             operator.close()
 
-    def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began = time.monotonic()
         batch, query = current_batch()
         owner = Owner(self.factory.fingerprint, self.groups, query)
-        directory = StateDirectory(path, owner, batch, self.retain)
+        directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
         incoming = _Incoming(self)
         limit = Shares.of(self.memory).arrivals
         with closing(Arrivals(self.factory.inputs, limit, lambda: FileStore(scratch_directory()))) as arrivals:
@@ -87,7 +90,9 @@ class OperatorTask:
             if incoming.group is None:
                 return
             group = directory.group(incoming.group)
-            work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept_operators.WORKER, self.times)
+            # Elsewhere, two attempts at once may both publish: as both begin from the snapshot, they find the same.
+            kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
+            work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
             outcome = work.run(arrivals, frozenset(incoming.ended))
         yield from with_figures(outcome.results)
         yield figures_row(self.factory.output, _figures(outcome.counts, began))

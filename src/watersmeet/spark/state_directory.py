@@ -23,14 +23,13 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.durable_files import checked_json, make_directory, names_in, publish, read_json, remove, sync
 from watersmeet.spark.lineage import Lineage, enter, token
+from watersmeet.spark.remote_files import CACHE_BYTES, Place, store_at
 from watersmeet.spark.runs import Run
-from watersmeet.spill.file_store import FileStore
 
 FORMAT = 3
 SEGMENTS = "segments"
@@ -83,10 +82,11 @@ class Held:
 class StateDirectory:
     """A join's state as a task of one batch sees it; refuses a state that is not the one this batch goes on from."""
 
-    def __init__(self, path: Path, owner: Owner, batch: Batch, retain: int) -> None:
+    def __init__(self, path: Place, owner: Owner, batch: Batch, retain: int, cache_bytes: int = CACHE_BYTES) -> None:
         self.path = path
         self.batch = batch
         self._retain = max(2, retain)
+        self._cache_bytes = cache_bytes
         self._batches = path / "batches"
         self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number)
@@ -96,7 +96,7 @@ class StateDirectory:
         """The state of one group of keys."""
         path = self.path / f"group-{number:04d}"
         make_directory(path)
-        return GroupState(path, self.batch, self._retain, self._lineage)
+        return GroupState(path, self.batch, self._retain, self._lineage, self._cache_bytes)
 
     def _check_owner(self, owner: Owner) -> None:
         target = self.path / "state.json"
@@ -163,17 +163,18 @@ class StateDirectory:
 
         Of a batch that is only replayed, versions that carry their results stay: the sink may have taken these.
         """
-        for group in sorted(self.path.glob("group-*")):
+        groups: Iterable[Place] = self.path.glob("group-*")
+        for group in groups:
             names = names_in(group)
             stays = replayed and any(
-                batch_of(name) == number and name.startswith(_MANIFEST) and RESULTS in read_json(group / name)
+                batch_of(name) == number and name.startswith(_MANIFEST) and _carries_results(group / name)
                 for name in names
             )
             for name in names:
                 if batch_of(name) >= number + stays and token_of(name) in tokens:
                     remove(group / name)
 
-    def _mark(self, number: int) -> Path:
+    def _mark(self, number: int) -> Place:
         return self._batches / f"{number:012d}"
 
     def _run_of(self, number: int) -> str:
@@ -186,8 +187,10 @@ class StateDirectory:
 class GroupState:
     """One group's versions, as a task of one batch sees them."""
 
-    def __init__(self, path: Path, batch: Batch, retain: int, lineage: Lineage) -> None:
-        self.store = FileStore.at(path)
+    def __init__(
+        self, path: Place, batch: Batch, retain: int, lineage: Lineage, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.store = store_at(path, cache_bytes)
         self._path = path
         self._batch = batch
         self._retain = retain
@@ -314,6 +317,15 @@ class GroupState:
         if found.get("format") != FORMAT or found.get("batch") != batch:
             raise SnapshotError(f"{path} is not the manifest of batch {batch}; put back the one that was there")
         return found
+
+
+def _carries_results(manifest: Place) -> bool:
+    try:
+        return RESULTS in read_json(manifest)
+    except SnapshotError:
+        if manifest.exists():
+            raise
+        return False  # another task of the batch has dropped it
 
 
 def _held(manifest: dict[str, Any]) -> Held:

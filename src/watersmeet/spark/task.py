@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from watersmeet.spark import opened
 from watersmeet.spark.delays import Delays
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
 from watersmeet.spark.micro_batch import Counts, MicroBatchJoin
+from watersmeet.spark.remote_files import CACHE_BYTES, Place, place_of
 from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.state_directory import GroupState, Held, Owner, StateDirectory
 from watersmeet.spark.task_context import current_batch, scratch_directory
@@ -38,10 +38,12 @@ class JoinTask:
     retain: int = 100
     times: tuple[str, str] | None = None
     """The columns of the results from which delays are counted."""
+    cache_bytes: int = CACHE_BYTES
+    """Of state elsewhere: what may be kept of it on this machine."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join the rows of one partition."""
-        return self._in_one_pass(batches) if self.state is None else self._go_on(Path(self.state), batches)
+        return self._in_one_pass(batches) if self.state is None else self._go_on(place_of(self.state), batches)
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pieces = self._pieces(batches)
@@ -53,9 +55,11 @@ class JoinTask:
             join.receive(_all(first, pieces))
             yield from join.results(((), ()))
 
-    def _go_on(self, path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batch, query = current_batch()
-        directory = StateDirectory(path, Owner(self.spec.fingerprint, self.groups, query), batch, self.retain)
+        directory = StateDirectory(
+            path, Owner(self.spec.fingerprint, self.groups, query), batch, self.retain, self.cache_bytes
+        )
         pieces = self._pieces(batches)
         number, first = next(pieces, (-1, None))
         if first is None:
