@@ -64,8 +64,8 @@ def endless(spark: Any, place: Path) -> None:
     joined = wms.join(left, right, on="id", memory="1 MiB", partitions=2, state=place / "state-endless")
     query = run(joined, place, "endless")
     expect(spark, place, "endless")
-    figures = query.lastProgress.observedMetrics["watersmeet state-endless"].asDict()
-    assert figures["left_rows"] == figures["right_rows"] == 400, figures
+    found = [wms.figures(progress)["state-endless"] for progress in query.recentProgress]
+    assert [sum(each[name] for each in found) for name in ("left_rows", "right_rows")] == [400, 400], found
 
 
 def ending(spark: Any, place: Path) -> None:

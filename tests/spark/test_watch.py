@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from rich.console import Console
 
 from watersmeet.spark.delays import CLASSES, percentile
-from watersmeet.spark.metrics import SCALARS
+from watersmeet.spark.metrics import SCALARS, figures
 from watersmeet.spark.watch import Watch, picture
 
 _FIGURES = dict.fromkeys(SCALARS, 0) | {
@@ -42,10 +42,18 @@ def test_batches_are_added_up_and_a_repeated_one_counts_once() -> None:
     )
 
 
+def test_figures_are_found_by_their_names_in_either_form() -> None:
+    progress = _event(3).progress
+    assert figures(progress) == {"orders": _FIGURES}
+    fields = [{"name": name, "type": "long"} for name in _FIGURES]
+    progress.observedMetrics = {"watersmeet orders": Row(values=list(_FIGURES.values()), schema={"fields": fields})}
+    assert figures(progress) == {"orders": _FIGURES}
+
+
 def test_the_picture_fits_eighty_columns() -> None:
     watch = Watch(stream=io.StringIO())
     watch.onQueryProgress(_event(123_456, left_rows=10**12, results=10**13))
-    watch.joins[("run", "other")] = type(watch.joins["run", "watersmeet orders"])("a name " * 20)
+    watch.joins[("run", "other")] = type(watch.joins["run", "orders"])("a name " * 20)
     console = Console(file=io.StringIO(), width=80)
     console.print(picture(list(watch.joins.values())))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

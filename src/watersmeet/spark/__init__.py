@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from watersmeet.spark.join_plan import join as join
+    from watersmeet.spark.metrics import figures as figures
     from watersmeet.spark.signs import with_events as with_events
     from watersmeet.spark.source import register as register
     from watersmeet.spark.watch import Watch as Watch
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 # Where each public name lives. Spark starts many small Python processes, and each imports no more than it needs.
 _HOMES = {
     "Watch": "watersmeet.spark.watch",
+    "figures": "watersmeet.spark.metrics",
     "join": "watersmeet.spark.join_plan",
     "register": "watersmeet.spark.source",
     "with_events": "watersmeet.spark.signs",
 }
 
-__all__ = ["Watch", "join", "register", "with_events"]
+__all__ = ["Watch", "figures", "join", "register", "with_events"]
 
 
 def __getattr__(name: str) -> object:

@@ -63,9 +63,10 @@ def join(
     State is written before a batch ends and is tied to the query's checkpoint: a query that is started again goes on
     where it was, and one that is started without its state, or with another one, says so.
 
-    What each batch of a stream did is in its progress: `observedMetrics["watersmeet NAME"]`, the state directory's name
-    being NAME, has the rows of each input, results, memory, bytes written and spilled, the rows and bytes of the state
-    (of the groups that had rows in the batch), and more; `watersmeet.spark.Watch` draws it.
+    What each batch of a stream did is in its progress: `watersmeet.spark.figures` takes the rows of each input,
+    results, memory, bytes written and spilled, the rows and bytes of the state (of the groups that had rows in the
+    batch), and more out of `observedMetrics["watersmeet NAME"]`, NAME being the state directory's, and
+    `watersmeet.spark.Watch` draws it.
 
     :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
         band alone, all rows go to one task; add an equality where there is one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -19,6 +19,7 @@ from watersmeet.spark.delays import CLASSES, STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 COLUMN = "watersmeet_figures"
 PREFIX = "watersmeet "
@@ -67,7 +68,7 @@ def with_figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.append_column(COLUMN, pa.nulls(batch.num_rows, _ARROW_TYPE))
 
 
-def figures_row(schema: pa.Schema, figures: Figures) -> pa.RecordBatch:
+def figures_row(schema: pa.Schema, done: Figures) -> pa.RecordBatch:
     """The row that carries a task's figures.
 
     >>> [row] = figures_row(pa.schema({"id": pa.int8()}), Figures(1, 2, 3, 4, 5, 6, 7)).to_pylist()
@@ -76,7 +77,7 @@ def figures_row(schema: pa.Schema, figures: Figures) -> pa.RecordBatch:
     """
     arrays = [pa.nulls(1, field.type) for field in schema]
     row = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return row.append_column(COLUMN, pa.array([figures.as_list()], _ARROW_TYPE))
+    return row.append_column(COLUMN, pa.array([done.as_list()], _ARROW_TYPE))
 
 
 def observed(frame: DataFrame, name: str, budget: int, delays: bool = False) -> DataFrame:
@@ -92,15 +93,32 @@ def observed(frame: DataFrame, name: str, budget: int, delays: bool = False) -> 
     return frame.observe(PREFIX + name, *totals).where(fn.col(COLUMN).isNull()).drop(COLUMN)
 
 
+def figures(progress: StreamingQueryProgress) -> dict[str, dict[str, Any]]:
+    """What the joins of a query did in a batch: the figures of each, by the name of its state directory.
+
+    `query.lastProgress` and a listener's `event.progress` have them as `observedMetrics["watersmeet NAME"]`, but under
+    Spark Connect not by their names; this understands either.
+    """
+    found = {}
+    for name, row in (progress.observedMetrics or {}).items():
+        if name.startswith(PREFIX):
+            known = row.asDict()
+            if set(known) == {"values", "schema"}:
+                names = [field["name"] for field in known["schema"]["fields"]]
+                known = dict(zip(names, known["values"], strict=True))
+            found[name.removeprefix(PREFIX)] = known
+    return found
+
+
 def _total(tasks: Column, place: int, largest: bool) -> Column:
-    values = fn.transform(tasks, lambda figures: figures[place])
+    values = fn.transform(tasks, lambda task: task[place])
     if largest:
         return fn.array_max(values)
     return fn.aggregate(values, fn.lit(0).cast("long"), lambda total, value: total + value)
 
 
 def _adder(first: int) -> Callable[[Column, Column], Column]:
-    return lambda total, figures: fn.zip_with(total, fn.slice(figures, first, CLASSES), lambda a, b: a + b)
+    return lambda total, task: fn.zip_with(total, fn.slice(task, first, CLASSES), lambda a, b: a + b)
 
 
 def _percentile(counts: Column, share: float) -> Column:

@@ -5,7 +5,7 @@
         query.awaitTermination()
 
 It sees every query of the session that joins with `state=`, under Spark Connect, too. All it shows is in the
-queries' own progress, `observedMetrics["watersmeet NAME"]`.
+queries' own progress; `watersmeet.spark.figures` takes it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from watersmeet.drivers.progress import format_seconds
 from watersmeet.memory import format_bytes
-from watersmeet.spark.metrics import PREFIX
+from watersmeet.spark.metrics import figures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,18 +44,18 @@ class Watched:
     last: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
 
-    def see(self, batch: int, seconds: float, figures: Mapping[str, Any]) -> None:
+    def see(self, batch: int, seconds: float, known: Mapping[str, Any]) -> None:
         """Take a batch's figures; a batch that is repeated counts once."""
         if batch <= self.batch:
             return
         self.batch, self.seconds = batch, seconds
-        if figures.get("left_rows") is None:  # no task had anything to do
+        if known.get("left_rows") is None:  # no task had anything to do
             return
         for side, name in enumerate(_SIDES):
-            self.rows[side] += figures[f"{name}_rows"]
-        self.results += figures["results"]
-        self.spilled += figures["spilled"]
-        self.last = figures
+            self.rows[side] += known[f"{name}_rows"]
+        self.results += known["results"]
+        self.spilled += known["spilled"]
+        self.last = known
 
     def __str__(self) -> str:
         parts = [
@@ -94,13 +94,11 @@ class Watch(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """Draw what the batch did."""
         progress = event.progress
-        for name, row in (progress.observedMetrics or {}).items():
-            if name.startswith(PREFIX):
-                with self._lock:
-                    key = (str(progress.runId), name)
-                    watched = self.joins.setdefault(key, Watched(name.removeprefix(PREFIX)))
-                    watched.see(progress.batchId, progress.batchDuration / 1000, row.asDict())
-                    self._draw(watched)
+        for name, known in figures(progress).items():
+            with self._lock:
+                watched = self.joins.setdefault((str(progress.runId), name), Watched(name))
+                watched.see(progress.batchId, progress.batchDuration / 1000, known)
+                self._draw(watched)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         """Nothing has come."""
@@ -175,9 +173,9 @@ def _panel(watched: Watched) -> Any:
     return grid
 
 
-def _delays(figures: Mapping[str, Any], side: str) -> str:
+def _delays(known: Mapping[str, Any], side: str) -> str:
     """A side's delays, if it has any."""
-    p50, p99 = figures.get(f"{side}_delay_p50_ms"), figures.get(f"{side}_delay_p99_ms")
+    p50, p99 = known.get(f"{side}_delay_p50_ms"), known.get(f"{side}_delay_p99_ms")
     if p50 is None or p99 is None:
         return ""
     return f", delays p50 {format_seconds(p50 / 1000)}, p99 {format_seconds(p99 / 1000)}"

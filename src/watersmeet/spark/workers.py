@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,7 +19,7 @@ Task = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 def portable(task: Task, session: SparkSession) -> Task:
     """A task as a function that any Python can unpack, and that says so if the worker's one has no Watersmeet."""
     use_own_python(session)
-    packed = pickle.dumps(task)
+    packed = cloudpickle.dumps(task)
     driver = sys.executable
 
     # Nested, so that it travels by value: a worker without Watersmeet can begin it. It imports what it needs.
