@@ -69,12 +69,13 @@ def endless(spark: Any, place: Path) -> None:
 
 
 def ending(spark: Any, place: Path) -> None:
-    left, right = (
-        spark.readStream.format("watersmeet").option("events", True).option("rowsPerBatch", 150)
-        .load(str(place / side / "*.parquet"))
-        for side in ("left", "right")
-    )  # fmt: skip
-    joined = wms.join(left, right, on="id", memory="256 KiB", partitions=2, state=place / "state-ending")
+    frames = []
+    for side in ("left", "right"):
+        (place / f"{side}-control").mkdir()
+        (place / f"{side}-control" / "end.txt").write_text("end")
+        rows = spark.readStream.schema(f"id long, {side} long").parquet(str(place / side))
+        frames.append(wms.with_events(rows, spark.readStream.text(str(place / f"{side}-control"))))
+    joined = wms.join(*frames, on="id", memory="256 KiB", partitions=2, state=place / "state-ending")
     told = io.StringIO()
     with wms.Watch(spark, told) as watch:
         run(joined, place, "ending")

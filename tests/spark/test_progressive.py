@@ -153,8 +153,16 @@ def test_every_task_fails_after_its_state_was_published(spark: Any, tmp_path: Pa
 
 
 def test_a_band_alone_goes_to_one_task(spark: Any, tmp_path: Path) -> None:
-    streams = Ending(spark, tmp_path, on=band("a = b", 1), partitions=None, memory="512 KiB")
-    streams.run(streams.joined((3_000, 2_000)).select("a", "b"))
+    streams = Ending(spark, tmp_path)
+    frames = []
+    for side, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        Path(streams.path(side)).rename(tmp_path / name / "rows.parquet")
+        rows = spark.readStream.schema(f"{name} long").parquet(str(tmp_path / name))
+        _control(tmp_path / f"{name}-control", ["end"])
+        frames.append(with_events(rows, spark.readStream.text(str(tmp_path / f"{name}-control"))))
+    joined = join(*frames, on=band("a = b", 1), memory="512 KiB", state=tmp_path / "state")
+    streams.run(joined)
     assert streams.found() == _close_pairs()
     assert len(list((tmp_path / "state").glob("group-*"))) == 1
 
