@@ -19,7 +19,7 @@ Task = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 def portable(task: Task, session: SparkSession) -> Task:
     """A task as a function that any Python can unpack, and that says so if the worker's one has no Watersmeet."""
     use_own_python(session)
-    packed = cloudpickle.dumps(task)
+    packed: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
     driver = sys.executable
 
     # Nested, so that it travels by value: a worker without Watersmeet can begin it. It imports what it needs.
