@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments import report
 from experiments.diner_delays import EXPERIMENTS as DINER_DELAYS
 from experiments.diner_figures import EXPERIMENTS as DINER_FIGURES
+from experiments.hybrid import EXPERIMENTS as HYBRID
 from experiments.mjoin import EXPERIMENTS as MJOIN
 from experiments.model import Experiment
 from experiments.pool import run_all
@@ -16,7 +17,7 @@ from experiments.rpj_figures import EXPERIMENTS as RPJ_FIGURES
 from experiments.rpj_flush import EXPERIMENTS as RPJ_FLUSH
 from watersmeet.core.errors import SpecError
 
-EXPERIMENTS: Sequence[Experiment] = (*RPJ_FIGURES, *RPJ_FLUSH, *DINER_FIGURES, *DINER_DELAYS, *MJOIN)
+EXPERIMENTS: Sequence[Experiment] = (*RPJ_FIGURES, *RPJ_FLUSH, *DINER_FIGURES, *DINER_DELAYS, *MJOIN, *HYBRID)
 
 
 def main(args: argparse.Namespace) -> int:

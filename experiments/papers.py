@@ -123,3 +123,42 @@ class MJoinPaper:
 
 
 MJOIN = MJoinPaper()
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Chapter 6 of Chakraborty: Processing Exact Results for Sliding Window Joins and Hybrid Joins, Waterloo 2010.
+
+    The disk is the thesis's IBM 9LZX. The thesis gives no CPU costs; they are those of the MJoin paper.
+    """
+
+    relation_bytes: int = 200_000_000
+    relation_row: int = 128
+    stream_row: int = 64
+    keys: int = 1_000_000
+    memory: int = 40_000_000
+    wait_share: float = 0.1
+    segment: int = 1_000_000
+    buckets: int = 89
+    """Of MESHJOIN's hash table, and of the hash-partitioned relation."""
+    n_invoke: int = 3000
+    r_wb: float = 0.4
+    rho: float = 0.25
+    alpha: float = 0.3
+    bias: float = 0.6
+    seconds: float = 0.8 * 3600
+    rates: tuple[int, ...] = (500, 1000, 1500, 2000, 2500)
+    rate: int = 1000
+    memories: tuple[int, ...] = (20_000_000, 40_000_000, 60_000_000)
+    biases: tuple[float, ...] = (0.5, 0.6, 0.7)
+    quadrants: tuple[float, float, float, float] = (0.6, 0.1, 0.1, 0.2)
+    """Of PQRS: early and low, early and high, late and low, late and high; the thesis gives none."""
+    longest_interval: int = 70_000
+    """Tuples of a mini-interval."""
+    seek: float = 0.0054
+    latency: float = 0.003
+    bandwidth: float = 20e6
+    page_bytes: int = 4096
+
+
+HYBRID = Hybrid()

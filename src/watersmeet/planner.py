@@ -14,6 +14,7 @@ from watersmeet.joins.ah_ewj import AHEWJ
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.lookups import LookupJoin
+from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.pmj import PMJ
@@ -90,7 +91,7 @@ def build_multiway(
     return operator
 
 
-LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (Partitioned,)}
+LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (MeshJoin, Partitioned)}
 """Every join of a stream with a relation by its name; being listed here puts it through the conformance suite, too."""
 
 

@@ -186,12 +186,13 @@ class Unit:
         widest: int,
         skip: int = 0,
         exact: bool = False,
+        matched: NDArray[np.bool_] | None = None,
     ) -> None:
-        """`exact`: hashes prove that keys are equal."""
+        """`exact`: hashes prove that keys are equal. `matched`: rows that had partners before, if any had."""
         self._exact = exact
         self.asked = asked
-        self.matched = np.zeros(len(asked), np.bool_)
-        self.matched[:1] = skip > 0
+        self.matched = np.zeros(len(asked), np.bool_) if matched is None else matched
+        self.matched[:1] |= skip > 0
         self._answers = answers
         self._indexes = indexes
         self._slots = slots

@@ -173,6 +173,9 @@ class LookupJoin(ABC):
     def _load_own(self, state: dict[str, Any]) -> None:  # noqa: B027 (an operator need not have any)
         """Take over the operator's own state."""
 
+    def _adopt_resumed(self, state: dict[str, Any]) -> None:  # noqa: B027 (they come as arrivals, unless)
+        """Take rows of a snapshot back to where they were; those that are left come like arrivals."""
+
     # --- the relation ---
 
     @property
@@ -303,7 +306,7 @@ class LookupJoin(ABC):
                 if not self._unit.done and left > 0:
                     out, used = self._unit.work(left)
                     left -= used
-                if self._unit.done:
+                if self._unit is not None and self._unit.done:
                     self._unit = None
                     self._unit_done()
         self._cleaning_up = self._cleaning_up or (self._ended and not self._arrivals_wait)
@@ -532,6 +535,7 @@ class LookupJoin(ABC):
                 else:
                     next(each for each in self._queue if each.pinned.version.number == version).add(batch)
             segment.close()
+        self._adopt_resumed(state)
         self._saved = (self._steps, snapshot)
 
     def _answered_at_hand(self) -> int:

@@ -344,7 +344,8 @@ class Partitioned(LookupJoin):
         if not self._free_slots:
             return False
         slot = self._free_slots[-1]
-        if not all(self._copy(memory, slot, index.segment) for index in indexes):
+        # In memory the newest rows are met first: the last segment goes in first, so that rows come as from the disk.
+        if not all(self._copy(memory, slot, index.segment) for index in reversed(indexes)):
             memory.drop(slot)
             memory.trim(int(self.version.part_bytes[part]))
             return False
