@@ -16,7 +16,21 @@ from watersmeet import bench, cli
 from watersmeet.core.errors import SpecError, WatersmeetError
 
 FIELDS = ["bench", "metric", "value", "unit", "peer", "ratio", "target", "holds"]
-PROMISED = ["inmemory", "inmemory-large", "small-batches", "skew", "bounded", "memory", "start", "spark-equi"]
+PROMISED = [
+    "inmemory",
+    "inmemory-large",
+    "small-batches",
+    "skew",
+    "bounded",
+    "lookup",
+    "memory",
+    "start",
+    "spark-equi",
+    "spark-drain",
+    "spark-trigger",
+    "spark-restart",
+    "spark-batch",
+]
 
 
 @pytest.fixture
@@ -45,6 +59,12 @@ def records(path: Path, *arguments: str) -> list[dict[str, Any]]:
 def test_lists_every_promised_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == PROMISED
+
+
+def test_a_name_stands_for_all_that_begin_with_it(modules: Any) -> None:
+    chosen = modules("catalogue").chosen
+    assert chosen(["start", "spark", "spark-equi"]) == ["start", *(name for name in PROMISED if name[:6] == "spark-")]
+    assert chosen([]) == PROMISED
 
 
 def test_names_what_there_is_instead_of_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
