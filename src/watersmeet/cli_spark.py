@@ -18,7 +18,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from watersmeet import sinks
-from watersmeet.core.errors import SpecError
+from watersmeet.api import check_algorithm
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import parse_memory
@@ -29,17 +29,21 @@ ROWS_PER_BATCH = 200_000
 """Of each input in a micro-batch: few enough for early results, enough for Spark's own work to matter little."""
 
 
+def check_task_memory(spec: JoinSpec, algorithm: str, memory: int) -> None:
+    """Refuse, before Spark is started, what its tasks would refuse."""
+    from watersmeet.spark.join_factory import JoinFactory
+    from watersmeet.spark.operator_group import Shares
+
+    Shares.check(memory, JoinFactory.of(spec, algorithm).least_memory())
+
+
 class SparkFileJoin:
     """A join of two files, to be read once; whatever can be wrong without Spark is said before it is started."""
 
     def __init__(self, args: argparse.Namespace, on: On, look: Callable[[Progress], None]) -> None:
         from watersmeet.spark.local import cores
-        from watersmeet.spark.sizes import Sizes
 
-        if args.band is not None:
-            raise SpecError("--engine spark joins on equality only; leave out --band, or take --engine local")
-        if args.algorithm != "auto":
-            raise SpecError("--engine spark chooses the algorithm; leave out --algorithm, or take --engine local")
+        check_algorithm(args.algorithm, {})
         sources = [FileSource(path) for path in (args.left, args.right)]
         schemas = [source.schema() for source in sources]
         for source in sources:
@@ -47,14 +51,14 @@ class SparkFileJoin:
         self._names = (sources[0].name, sources[1].name)
         self._paths = [str(Path(source.path).absolute()) for source in sources]
         suffixes = (args.suffixes[0], args.suffixes[1])
-        self._options = {"on": on, "how": args.how, "suffixes": suffixes}
+        self._options = {"on": on, "how": args.how, "suffixes": suffixes, "algorithm": args.algorithm}
         spec = JoinSpec(schemas[0], schemas[1], parse_on(on), how=args.how, suffixes=suffixes, names=self._names)
         self.schema = spec.schema
         """That of the same join without Spark."""
         self.progress = Progress(self._names, (0, 0))
         self._look = look
         self._memory = parse_memory(args.memory)
-        Sizes.divide(self._memory // cores())
+        check_task_memory(spec, args.algorithm, self._memory // cores())
         self._directory = tempfile.TemporaryDirectory(prefix="watersmeet-", dir=args.spill, ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
@@ -87,7 +91,6 @@ class SparkFileJoin:
         from watersmeet.spark import arrow_sink
         from watersmeet.spark.following import BatchReport, Tally, run_until
         from watersmeet.spark.local import cores
-        from watersmeet.spark.source import plain_rows
 
         wms.register(spark)
         arrow_sink.register_sink(spark)
@@ -102,8 +105,8 @@ class SparkFileJoin:
             for path in self._paths
         ]
         joined = wms.join(
-            plain_rows(streams[0]),
-            plain_rows(streams[1]),
+            streams[0],
+            streams[1],
             **self._options,
             memory=share,
             partitions=tasks,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from watersmeet.demo.picture import draw
-from watersmeet.demo.report import shortcomings, summary
+from watersmeet.demo.report import remark, shortcomings, summary
 from watersmeet.demo.scenario import NAMES, silences
 from watersmeet.memory import format_bytes
 
@@ -49,6 +49,9 @@ def main(args: argparse.Namespace) -> int:
         draw(schedule, record, progress, out / "demo.png", engine.title)
     console.print(summary(schedule, record, progress, wrong is None, engine.peer))
     console.print(f"The picture is {out / 'demo.png'}, the result {out / engine.result}.", soft_wrap=True)
+    said = remark(record)
+    if said is not None:
+        console.print(f"{said}.")
     problems = shortcomings(record, progress, wrong)
     for problem in problems:
         console.print(f"Not as it should be: {problem}.", style="red")

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from watersmeet.cli_progress import display
+from watersmeet.cli_spark import check_task_memory
+from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.demo.record import Record, Run
 from watersmeet.demo.report import said_of
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing
@@ -53,9 +55,9 @@ class SparkEngine:
     def check(self, scenario: Scenario, memory: str) -> None:
         """Refuse too little memory, and a machine without Java."""
         from watersmeet.spark.local import check_java
-        from watersmeet.spark.sizes import Sizes
 
-        Sizes.divide(parse_memory(memory))
+        orders, shipments = (table.schema for table in scenario.schedule.inputs)
+        check_task_memory(JoinSpec(orders, shipments, parse_on(KEY), names=NAMES), "auto", parse_memory(memory))
         check_java()
 
     @contextmanager
@@ -113,14 +115,13 @@ class SparkRun:
         """Start the pipeline."""
         from watersmeet import spark as wms
         from watersmeet.spark.local import cores
-        from watersmeet.spark.source import plain_rows
 
         orders, shipments = (
             self._stream(name, pace if paced else None) for name, pace in zip(NAMES, self.scenario.paces, strict=True)
         )
         joined = wms.join(
-            plain_rows(orders),
-            plain_rows(shipments),
+            orders,
+            shipments,
             on=KEY,
             memory=self.memory,
             partitions=cores(),
@@ -146,7 +147,7 @@ class SparkRun:
         from watersmeet.spark.following import BatchReport, Tally, run_until
         from watersmeet.spark.local import cores
 
-        record = Record(uses_silence=False)
+        record = Record(silent_batches=0)
         tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", time.time())
         phase = "arriving"
         with display(quiet=False) as show:
@@ -161,6 +162,9 @@ class SparkRun:
                     tally.began = self.starting_shot.stat().st_mtime
                 elif report is not None:
                     tally.add(report)
+                    if any(report.taken) and not report.rows and not report.ended:
+                        record.silent_batches = (record.silent_batches or 0) + 1
+                        record.reactive += report.results
                     phase = "arriving" if report.rows else "silent"
                     delivered = report.began + report.seconds
                     record.look(delivered - tally.began, tally.progress(delivered, phase))

@@ -29,8 +29,8 @@ class Record:
     reactive: int = 0
     """Rows found while the inputs were silent."""
 
-    uses_silence: bool = True
-    """Whether the join finds pairs while the inputs are silent."""
+    silent_batches: int | None = None
+    """Micro-batches without a row before the end, where there are micro-batches."""
 
     def look(self, now: float, progress: Progress) -> None:
         """Take note of this moment."""

@@ -24,9 +24,8 @@ def summary(schedule: Schedule, record: Record, progress: Progress, verified: bo
     table.add_row("pairs", f"{progress.rows_out:,}")
     table.add_row("first result after", "-" if first is None else format_seconds(first))
     table.add_row("before the last row arrived", f"{before / max(1, progress.rows_out):.1%} of all pairs")
-    if record.uses_silence:
-        table.add_row("found while both were silent", f"{record.reactive:,} pairs")
-    table.add_row("written to disk" if not record.uses_silence else "spilled", format_bytes(progress.spilled))
+    table.add_row("found while both were silent", f"{record.reactive:,} pairs")
+    table.add_row("spilled", format_bytes(progress.spilled))
     table.add_row("peak memory", f"{format_bytes(progress.peak)} of {format_bytes(progress.budget)}")
     table.add_row("total time", format_seconds(progress.elapsed))
     table.add_row(f"verified with {peer}", "[green]yes[/green]" if verified else "[red]no[/red]")
@@ -38,11 +37,18 @@ def shortcomings(record: Record, progress: Progress, wrong: str | None) -> list[
     problems = [] if wrong is None else [wrong]
     if not progress.spilled:
         problems.append("nothing was spilled, as all rows fit into the memory; allow less of it, or more rows")
-    elif record.uses_silence and not record.reactive:
+    elif not record.reactive and record.silent_batches != 0:
         problems.append("no pair was found while the inputs were silent; try more rows, or another seed")
     if progress.peak > progress.budget:
         problems.append(f"{format_bytes(progress.peak)} of memory were used, more than allowed")
     return problems
+
+
+def remark(record: Record) -> str | None:
+    """What the machine, and not the join, kept from being seen."""
+    if record.silent_batches == 0:
+        return "The machine was too busy to keep up with the sources, so there was no silence in which to join"
+    return None
 
 
 def said_of(missing: int, surplus: int) -> str | None:

@@ -108,7 +108,7 @@ class Tally:
         self.reports.append(report)
         self.results += report.results
         self._peak = max(self._peak, int(report.figures.get("memory", 0)))
-        self._spilled += int(report.figures.get("written", 0))
+        self._spilled += int(report.figures.get("spilled", 0))
         if self._first is None and self.results:
             self._first = report.began + report.seconds - self.began
 

@@ -54,7 +54,7 @@ except ImportError:  # Spark 4.0 and 4.1 know no admission control; `register` s
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 FORMAT = "watersmeet"
 EVENT = "watersmeet_event"
@@ -69,11 +69,6 @@ def register(spark: SparkSession) -> None:
             "the watersmeet data source needs PySpark 4.2 or later; read the files with Spark's own readers"
         )
     spark.dataSource.register(ReplayedTable)
-
-
-def plain_rows(stream: DataFrame) -> DataFrame:
-    """A stream with events, without them."""
-    return stream.where(stream[EVENT].isNull()).drop(EVENT)
 
 
 @dataclass(frozen=True, slots=True)
