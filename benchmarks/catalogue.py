@@ -12,6 +12,8 @@ from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.lookup import lookup
 from benchmarks.memory import memory
+from benchmarks.online import online
+from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
@@ -28,6 +30,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "bounded": bounded,
     "lookup": lookup,
     "memory": memory,
+    "online": online,
+    "range": range_join,
     "start": start,
     "spark-equi": spark_equi,
     "spark-drain": spark_drain,

@@ -38,6 +38,7 @@ def duckdb_join(
     threads: int | None = 1,
     memory: int | None = None,
     spill: Path | None = None,
+    query: str = _QUERY,
 ) -> Run:
     """Join in DuckDB; threads None is its own choice."""
     duckdb = engine()
@@ -52,7 +53,7 @@ def duckdb_join(
         connection.register("r", right)
         watch = Watch(count or RowCount())
         try:
-            for batch in connection.sql(_QUERY).to_arrow_reader(BATCH_ROWS):
+            for batch in connection.sql(query).to_arrow_reader(BATCH_ROWS):
                 watch.take(batch)
         except duckdb.OutOfMemoryException as error:
             raise OutOfMemory(str(error)) from error

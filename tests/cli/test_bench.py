@@ -24,6 +24,8 @@ PROMISED = [
     "bounded",
     "lookup",
     "memory",
+    "online",
+    "range",
     "start",
     "spark-equi",
     "spark-drain",
@@ -121,6 +123,18 @@ def test_bounded_spills_and_is_exact(tmp_path: Path) -> None:
     found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", "bounded", "--scale", "0.02")}
     assert found["wrong runs, by checksum"] == 0
     assert all(found[f"spilled, {budget} MB"] > 0 for budget in (200, 100, 60))
+
+
+def test_joins_of_stalling_sources_and_of_ranges_are_exact(
+    tmp_path: Path, modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules("online"), "STALL", 0.1)
+    names = ("online", "range")
+    found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", *names, "--scale", "0.02")}
+    assert found["wrong runs"] == 0
+    assert 0 < found["delivered by then, best"] <= 100
+    assert found["arriving, rpj beside xjoin"] > 0
+    assert found["rows a second, diner"] > 0
 
 
 def test_a_wrong_result_fails_the_run(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:

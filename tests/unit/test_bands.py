@@ -20,6 +20,7 @@ from watersmeet.joins.reference import reference_pairs
 from watersmeet.planner import ALGORITHMS, build
 from watersmeet.spill.store import MemoryStore
 from watersmeet.state.bands import BandCodec
+from watersmeet.state.ranges import RangeCodec
 
 HUGE = 10**24
 
@@ -189,3 +190,16 @@ def test_widths_in_words() -> None:
     for text in ("", "x", "-1", "5 parsecs"):
         with pytest.raises(wm.SpecError, match="not understood"):
             parse_width(text)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in ALGORITHMS.items() if kind.joins_ranges))
+def test_equal_hashes_beside_a_band_prove_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RangeCodec, "tags", lambda self, side, columns: np.zeros(len(columns[0]), np.int64))
+    rng = np.random.default_rng(8)
+    tables = [
+        pa.table({"sym": rng.choice(["a", "b", "ab", ""], 300), "price": rng.integers(0, 50, 300)}) for _ in range(2)
+    ]
+    on = ["sym", wm.band("price", 2)]
+    found = wm.join(*tables, on=on, memory="1 MiB", algorithm=name).table()
+    spec = JoinSpec(tables[0].schema, tables[1].schema, parse_on(on))
+    assert found.num_rows == len(reference_pairs(tables[0], tables[1], spec)) > 0

@@ -15,7 +15,7 @@ import pytest
 
 from watersmeet.checks.canonical import canonical_column
 from watersmeet.memory import Budget
-from watersmeet.state.columns import BytesColumn, FixedColumn, ObjectColumn, estimated_width
+from watersmeet.state.columns import BytesColumn, FixedColumn, ObjectColumn, estimated_width, gathered
 from watersmeet.state.side import Layout, SideTable
 from watersmeet.state.stored_types import from_stored, stored_type, to_stored
 
@@ -387,3 +387,29 @@ def test_a_row_that_is_used_again_forgets_that_it_was_null() -> None:
     assert sorted(after.tolist()) == sorted(before.tolist()), "the same block"
     assert table.gather(0, after).to_pylist() == list(range(16))
     assert table.gather(1, after).equals(some[1])
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([3, 1, 2] * 9),
+        pa.array([True, False, True] * 9),
+        pa.array(["ab", "", "川" * 7] * 9),
+        pa.array([b"x" * 40, b"", b"yz"] * 9, pa.large_binary()),
+        pa.array([b"abc", b"def", b"ghi"] * 9, pa.binary(3)),
+        pa.array([Decimal("1.5"), Decimal(-2), Decimal(0)] * 9),
+        pa.array([[1], [], [2, 3]] * 9),
+    ],
+    ids=lambda value: str(value.type),
+)
+def test_rows_of_a_batch_are_gathered_as_arrow_would(array: pa.Array, nulls: bool) -> None:
+    if nulls:
+        array = pa.concat_arrays([array, pa.nulls(2, array.type)])
+    rows = np.array([5, 0, 5, len(array) - 8, 2], np.int32)
+    for each in (array, array.slice(4), array.slice(7, 19)):
+        some = rows % len(each)
+        found = gathered(each, some.astype(np.int32))
+        assert found.equals(each.take(pa.array(some)))
+        found.validate(full=True)
+    assert len(gathered(array, rows[:0])) == 0

@@ -20,6 +20,7 @@ from watersmeet.joins.nested_loop import Loop, NestedLoop
 from watersmeet.joins.reference import reference_pairs
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
+from watersmeet.state.sorted_side import LooseRows, SortedSide
 
 SCHEMA = pa.schema({"k": pa.int64(), "text": pa.string()})
 MEMORY = 64 * 1024
@@ -315,6 +316,62 @@ def test_rows_wait_in_the_reactive_phase_as_many_as_may(most: int) -> None:
         assert most < reactive.max() <= 2 * most
     else:
         assert reactive.max() < 100, "only what comes while an inner block is joined"
+
+
+class FullAfter(MemoryStore):
+    """Takes so many segments more, then none; None: any number."""
+
+    room: int | None = None
+
+    def create(self, name: str) -> Any:
+        if self.room == 0:
+            raise wm.SpillError("the disk is full")
+        self.room = None if self.room is None else self.room - 1
+        return super().create(name)
+
+
+def test_rows_that_found_no_room_are_not_lost_when_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FullAfter()
+    join = Diner(JoinSpec(SCHEMA, SCHEMA, parse_on("k"), output=Output.PAIRS), MEMORY, store)
+    remove = SortedSide.remove
+
+    def remove_more(table: SortedSide, rows: Any) -> list[LooseRows]:
+        """As if the first rows that stay found no room."""
+        extra = np.setdiff1d(table.rows_of(), rows)[:5].astype(np.int32)
+        columns = [table.gather(column, extra) for column in range(len(table.types))]
+        loose = LooseRows(table.types, table.hashes(extra), table.ticks(extra), columns)
+        assert not remove(table, np.concatenate([rows, extra]))
+        return [loose]
+
+    monkeypatch.setattr(SortedSide, "remove", remove_more)
+    rng = np.random.default_rng(3)
+    keys: list[list[int]] = [[], []]
+    pairs: list[tuple[int, int]] = []
+    failures = 0
+    for number in range(60):
+        side = number % 2
+        some = rng.integers(0, 300, 60).tolist()
+        keys[side] += some
+        join.receive(Arrive(side, batch(some)))
+        store.room = 1  # the block is written, and what found no room is not
+        for _ in range(1000):
+            try:
+                step = join.poll(0.0, 500)
+            except wm.SpillError:
+                failures += bool(join._loose)
+                store.room = None
+                continue
+            if step.out is not None:
+                pairs += zip(*(column.to_pylist() for column in step.out.columns), strict=True)
+            if step.status is not Status.HAS_OUTPUT:
+                break
+        join.check()
+    store.room = None
+    assert failures > 0, "the disk refused what had left memory"
+    for side in (LEFT, RIGHT):
+        join.receive(End(side))
+    work_off(join, pairs, (Status.DONE,))
+    assert sorted(pairs) == all_pairs(join, *keys)
 
 
 @pytest.mark.parametrize("options", [{"max_new_arrivals": -1}, {"max_outer_blocks": 0}])

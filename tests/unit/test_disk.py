@@ -49,8 +49,17 @@ class Spilled:
         values = self.table.gather(0, rows).to_pylist()
         hashes, ticks = self.table.hashes(rows).tolist(), self.table.ticks(rows).tolist()
         order = np.argsort(hashes, kind="stable").tolist() if by_hash else range(len(rows))
-        self.disk.flush(self.table, part, self.tick, page_bytes, by_hash)
+        self.disk.flush(self.table, [part], self.tick, page_bytes, by_hash)
         self.on_disk[part] += [(values[i], hashes[i], ticks[i], self.tick) for i in order]
+
+    def flush_both(self, page_bytes: int = 400) -> None:
+        """Both partitions at once; their rows may share a page."""
+        self.tick += 1
+        for part in (0, 1):
+            rows = self.table.rows_of(part)
+            columns = self.table.gather(0, rows).to_pylist(), self.table.hashes(rows), self.table.ticks(rows)
+            self.on_disk[part] += [(v, int(h), int(t), self.tick) for v, h, t in zip(*columns, strict=True)]
+        self.disk.flush(self.table, [0, 1], self.tick, page_bytes)
 
     def check(self, disk: DiskSide | None = None) -> None:
         """Every row is read at its ordinal, from wherever one begins."""
@@ -241,3 +250,18 @@ def test_many_runs_are_read_in_any_order() -> None:
         assert spilled.disk.read(0, ordinal, ordinal + 1).columns[0].to_pylist() == [spilled.on_disk[0][ordinal][0]]
     spilled.disk.release()
     spilled.check()
+
+
+def test_partitions_that_leave_together_share_a_segment_until_the_last_is_gone() -> None:
+    spilled = Spilled()
+    for _ in range(3):
+        for part in (0, 1):
+            spilled.put(20, part)
+        spilled.flush_both()
+    spilled.check()
+    assert len(spilled.store.names()) == 3
+    assert sorted(spilled.disk.segments()) == sorted(spilled.store.names())
+    assert spilled.disk.drop(0) == [], "the other partition's rows are there"
+    spilled.on_disk[0] = []
+    spilled.check()
+    assert sorted(spilled.disk.drop(1)) == sorted(spilled.store.names())

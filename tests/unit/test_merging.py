@@ -90,7 +90,7 @@ class Bench:
         self.tick += len(hashes) + 1
         self.numbers[side] += len(hashes)
         self.hashes[side].extend(hashes)
-        self.disks[side].flush(table, 0, self.tick, self.page_bytes, by_hash=True)
+        self.disks[side].flush(table, [0], self.tick, self.page_bytes, by_hash=True)
 
     def merge(self, fan_in: int) -> Merge:
         self.tick += 1
@@ -103,7 +103,7 @@ class Bench:
             writers.append(writer if count > 1 else None)
         assert self.ledger.try_reserve_merge()
         parts = (groups[0], groups[1]), (writers[0], writers[1])
-        return Merge(self.disks, self.ledger, 0, *parts, self.meter, 1, self.meeting, self.keeps_tails)
+        return Merge(self.disks, self.ledger, 0, *parts, self.meter, self.page_bytes, self.meeting, self.keeps_tails)
 
     def finish(self, merge: Merge) -> None:
         merge.seal()

@@ -23,7 +23,7 @@ from watersmeet.state.pairs import Between
 from watersmeet.state.ranges import ChainedLookup, RangeCodec, RangeLookup, RangePlan
 from watersmeet.state.rows import BatchRows, TableRows
 from watersmeet.state.sizing import Grain, Sizing
-from watersmeet.state.sorted_side import SortedSide, sorted_layout, sorted_row_bytes
+from watersmeet.state.sorted_side import LooseRows, SortedSide, sorted_layout, sorted_row_bytes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -132,6 +132,7 @@ class Diner(ProgressiveJoin):
         self.loop = Loop(self.disks)
         self.resident = Resident(self)
         self._settled = False
+        self._loose: list[tuple[int, LooseRows, int]] = []
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
@@ -231,12 +232,32 @@ class Diner(ProgressiveJoin):
         table, disk = self.side(side), self.disks[side]
         self.clock += 1
         block = disk.write(table, rows, self.clock, self.sizing.page_bytes)
-        written = [block]
         for loose in table.remove(rows):
             self.clock += 1
+            self._loose.append((side, loose, self.clock))
+        self._add(disk, [block])
+        self._write_loose()
+
+    def _write_loose(self) -> None:
+        """Write rows that left memory without having been written; those that the disk refuses wait for the next try.
+
+        When they left is settled already, so nobody meets them twice or not at all, however late they are written.
+        """
+        while self._loose:
+            side, loose, tick = self._loose[0]
             order = np.argsort(loose.words, kind="stable").astype(np.int32)
-            written.append(disk.write(loose, order, self.clock, self.sizing.page_bytes))
-        self._add(disk, written)
+            block = self.disks[side].write(loose, order, tick, self.sizing.page_bytes)
+            del self._loose[0]
+            self._add(self.disks[side], [block])
+
+    def _work(self, fuel: int) -> int:
+        self._write_loose()
+        return super()._work(fuel)
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now; what waits to be written is written first."""
+        self._write_loose()
+        return super().snapshot()
 
     def _spill_all(self, side: int, rows: Int32, count: int) -> None:
         """Write sorted rows as blocks of `count`, and forget everything."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.merging import MergingJoin
-from watersmeet.joins.progressive import Task
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store
 from watersmeet.state.sizing import Grain
@@ -74,32 +74,11 @@ class HMJ(MergingJoin):
         if not rows.any():
             return False
         victims = self._flush_policy.victims(rows, self.statistics)
-        for part in dict.fromkeys(victim.part for victim in victims):
-            self._flush_partition(part)
+        self.flush_together(list(dict.fromkeys(victim.part for victim in victims)))
         return True
 
-    def _flush_partition(self, part: int) -> None:
-        """Both sides, as runs of the same number."""
-        self.clock += 1
-        for side, (disk, table) in enumerate(zip(self.disks, self.tables, strict=True)):
-            if table.part_rows[part]:
-                disk.flush(table, part, self.clock, self.sizing.page_bytes, by_hash=True)
-                self.gone[side][part] = self.clock
-
-    def _can_react(self) -> bool:
-        return self._suspended is not None or (self._choose_merge() is not None and self.may_merge())
-
-    def _choose_merge(self) -> int | None:
-        return next((part for part in range(self.sizing.layout.partitions) if self.unmerged(part)), None)
-
-    def _reactive_task(self) -> Task | None:
-        if not self._can_react():
-            return None
-        if self._suspended is not None:
-            return self.take_suspended()
-        part = self._choose_merge()
-        assert part is not None
-        return self.begin_merge(part)
+    def _bring_all_to_disk(self, parts: Sequence[int]) -> None:
+        self.flush_together(parts)
 
     def check(self) -> None:
         """Assert the invariants."""

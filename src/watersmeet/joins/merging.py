@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,10 @@ from watersmeet.state.sorted_runs import RunWriter
 
 _LEAST_FAN_IN = 2
 _MOST_FAN_IN = 8
-_MOST_FAN_IN_AT_LAST = 64
+_MOST_FAN_IN_AT_LAST = 128
+"""Of runs so short that all their pages fit, or with all memory."""
+_ROW_BYTES = 24
+"""Of a row on a page beyond its columns: hash, arrival, ordinal."""
 _SMALL = 1 << 20
 """Below this budget the windows of a merge are smaller."""
 _SLACK = 4096
@@ -80,8 +83,9 @@ class MergingJoin(SpillingJoin):
         self._tails = _Tails.of(spec, memory)
         eighth = memory // 8 // self.sizing.page_bytes
         self.fan_in = max(_LEAST_FAN_IN, min(eighth // (2 * self._tails.depth) - 1, _MOST_FAN_IN))
+        self._most_fan_in = _MOST_FAN_IN_AT_LAST
         if grain is not None and grain.fan_in is not None:
-            self.fan_in = grain.fan_in
+            self.fan_in = self._most_fan_in = grain.fan_in
         self._window_pages = 1 if memory < _SMALL else 2
         pages = self._tails.pages(self.fan_in, self._window_pages)
         self.rows_buffered = 2 + pages
@@ -112,32 +116,36 @@ class MergingJoin(SpillingJoin):
     def begin_merge(self, part: int) -> MergeTask:
         """The next merging operation on a partition; `may_merge` was asked."""
         self.clock += 1
-        fan_in, window_pages = self._all_memory(part) if all(self._closed) else (self.fan_in, self._window_pages)
-        groups = [group_to_merge(disk.levels(part), fan_in) for disk in self.disks]
+        pages_room, window = (count * self.sizing.page_bytes for count in (self.fan_in, self._window_pages))
+        # At last all the memory that is free serves the merge: half of it the runs' pages, the rest larger windows.
+        spare = max(0, self.budget.free - _SLACK) // (2 * self._tails.depth) if all(self._closed) else 0
+        groups, more = [], 0
+        for side, disk in enumerate(self.disks):
+            sizes = self._page_sizes(side, part)
+            room = pages_room + spare // 2
+            most = _MOST_FAN_IN_AT_LAST if all(self._closed) else self._most_fan_in
+            first, count = group_to_merge(disk.levels(part), self.fan_in, sizes, room, most)
+            groups.append((first, count))
+            if count > self.fan_in:  # as many have their room, however wide their rows are
+                more = max(more, sum(sizes[first : first + count]) - pages_room)
+        larger = max(0, min(spare - more, pages_room + more))
         # The last operation of the clean-up meets everything and so need not write anything.
         last = all(self._closed) and all(
             count == disk.run_count(part) for disk, (_, count) in zip(self.disks, groups, strict=True)
         )
-        return self._merge(part, groups, self.clock, last, window_pages)
+        buffers = 2 * self._tails.depth * (more + larger)
+        return self._merge(part, groups, self.clock, last, window + larger, buffers)
 
-    def _all_memory(self, part: int) -> tuple[int, int]:
-        """How many runs of each side can be merged at once with all the memory that is free, in windows of how many
-        pages.
-        """
-        wanted = max(disk.run_count(part) for disk in self.disks)
-        spare = max(0, self.budget.free - _SLACK) // self._page_bytes // (2 * self._tails.depth)
-        fan_in = max(self.fan_in, min(wanted, self.fan_in + spare, _MOST_FAN_IN_AT_LAST))
-        return fan_in, self._window_pages + max(0, min(spare - (fan_in - self.fan_in), fan_in))
+    def _page_sizes(self, side: int, part: int) -> list[int]:
+        """What the longest page of each run may take."""
+        widest = self.pairs.widest[side]
+        most = max(self.sizing.page_bytes, widest)
+        return [min(most, rows * (widest + _ROW_BYTES)) for rows in self.disks[side].longest_pages(part).tolist()]
 
-    @property
-    def _page_bytes(self) -> int:
-        """What a page may take, should it consist of the widest row."""
-        return max(self.sizing.page_bytes, *self.pairs.widest)
-
-    def _merge(self, part: int, groups: list[tuple[int, int]], tick: int, last: bool, window_pages: int) -> MergeTask:
-        beyond = max(count for _, count in groups) - self.fan_in + window_pages - self._window_pages
-        more = 2 * self._tails.depth * max(0, beyond) * self._page_bytes
-        self._merge_buffers.grow(more)
+    def _merge(
+        self, part: int, groups: list[tuple[int, int]], tick: int, last: bool, window_bytes: int, buffers: int
+    ) -> MergeTask:
+        self._merge_buffers.grow(buffers)
         left, right = (
             Group(first, tuple(disk.runs(part)[first : first + count]))
             for disk, (first, count) in zip(self.disks, groups, strict=True)
@@ -151,9 +159,9 @@ class MergingJoin(SpillingJoin):
         out = (writers[0], writers[1])
         keeps_tails = self._tails.depth > 1
         merge = Merge(
-            self.disks, self.ledger, part, (left, right), out, self.meter, window_pages, self._meeting, keeps_tails
+            self.disks, self.ledger, part, (left, right), out, self.meter, window_bytes, self._meeting, keeps_tails
         )
-        return MergeTask(self, merge, tick, last, more)
+        return MergeTask(self, merge, tick, last, buffers)
 
     def end_merge(self, task: MergeTask) -> None:
         """Put the merged runs in the place of those they were made of, and record who has met."""
@@ -202,13 +210,30 @@ class MergingJoin(SpillingJoin):
         self._suspended, self._task = task, None
         return 1
 
+    # --- reactive, where there is nothing to choose from but the next merge ---
+
+    def _can_react(self) -> bool:
+        return self._suspended is not None or (self._choose_merge() is not None and self.may_merge())
+
+    def _choose_merge(self) -> int | None:
+        return next((part for part in range(self.sizing.layout.partitions) if self.unmerged(part)), None)
+
+    def _reactive_task(self) -> Task | None:
+        if not self._can_react():
+            return None
+        if self._suspended is not None:
+            return self.take_suspended()
+        part = self._choose_merge()
+        assert part is not None
+        return self.begin_merge(part)
+
     # --- clean-up ---
 
     def _clean_up_task(self) -> Task | None:
         if self._suspended is not None:
             return self.take_suspended()
         if self._to_clean is None:
-            self._to_clean = [part for part in range(self.sizing.layout.partitions) if self._bring_to_disk(part)]
+            self._to_clean = self._bring_memory_to_disk()
             for table in self.tables:
                 table.trim(self.budget.total)
         while self._to_clean:
@@ -219,20 +244,26 @@ class MergingJoin(SpillingJoin):
             self.drop_partition(self._to_clean.pop(0))
         return None
 
-    def _bring_to_disk(self, part: int) -> bool:
-        """Let a partition's rows in memory join its runs, or forget the partition if it has nothing more to give."""
-        on_disk = [disk.rows[part] for disk in self.disks]
-        held = [rows + int(table.part_rows[part]) for rows, table in zip(on_disk, self.tables, strict=True)]
-        if any(on_disk) and all(held):
-            self._flush_partition(part)
-            return True
-        self.drop_partition(part)
-        return False
+    def _bring_memory_to_disk(self) -> list[int]:
+        """Let rows in memory join their partitions' runs, and forget partitions that have nothing more to give; returns
+        the others.
+        """
+        parts = []
+        for part in range(self.sizing.layout.partitions):
+            on_disk = [disk.rows[part] for disk in self.disks]
+            held = [rows + int(table.part_rows[part]) for rows, table in zip(on_disk, self.tables, strict=True)]
+            if any(on_disk) and all(held):
+                parts.append(part)
+            else:
+                self.drop_partition(part)
+        self._bring_all_to_disk(parts)
+        return parts
 
-    def _flush_partition(self, part: int) -> None:
+    def _bring_all_to_disk(self, parts: Sequence[int]) -> None:
         for side, table in enumerate(self.tables):
-            if table.part_rows[part]:
-                self.flush(side, part)
+            held = [part for part in parts if table.part_rows[part]]
+            if held:
+                self.flush(side, held)
 
     # --- snapshots ---
 
@@ -265,7 +296,7 @@ class MergingJoin(SpillingJoin):
 
     def _load_merge(self, state: dict[str, Any]) -> MergeTask:
         groups = [(first, count) for first, count in state["groups"]]
-        task = self._merge(state["part"], groups, state["tick"], state["last"], state["window_pages"])
+        task = self._merge(state["part"], groups, state["tick"], state["last"], state["window_bytes"], state["buffers"])
         task.resume(state)
         return task
 
@@ -307,7 +338,8 @@ class MergeTask:
 
     def to_state(self) -> dict[str, Any]:
         """The merge for a snapshot."""
-        return {"kind": "merge", "tick": self._tick, "last": self._last, **self.merge.to_state(self._join.pairs)}
+        own = {"kind": "merge", "tick": self._tick, "last": self._last, "buffers": self.buffers}
+        return {**own, **self.merge.to_state(self._join.pairs)}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on where a snapshot was taken."""

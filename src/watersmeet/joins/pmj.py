@@ -169,10 +169,7 @@ class PMJ(MergingJoin):
         """
         if not self._rows_in_tables:
             return False
-        for part in range(self.sizing.layout.partitions):
-            for side in (LEFT, RIGHT):
-                if self.tables[side].part_rows[part]:
-                    self.flush(side, part)
+        self._bring_all_to_disk(range(self.sizing.layout.partitions))
         return True
 
     @property
@@ -212,32 +209,15 @@ class PMJ(MergingJoin):
 
     def memory_joined(self) -> None:
         """All pairs in memory were emitted: let both sides leave as runs of one number."""
-        self.clock += 1
-        last = all(self._closed) and not any(disk.total_rows for disk in self.disks)
-        for part in range(self.sizing.layout.partitions):
-            for side, (disk, table) in enumerate(zip(self.disks, self.tables, strict=True)):
-                if last:
-                    self.forget(side, part)
-                elif table.part_rows[part]:
-                    disk.flush(table, part, self.clock, self.sizing.page_bytes, by_hash=True)
-                    self.gone[side][part] = self.clock
+        parts = range(self.sizing.layout.partitions)
+        if any(disk.total_rows for disk in self.disks) or not all(self._closed):
+            self.flush_together(parts)
+            return
+        for part in parts:
+            for side in (LEFT, RIGHT):
+                self.forget(side, part)
 
     # --- merging ---
-
-    def _can_react(self) -> bool:
-        return self._suspended is not None or (self._choose_merge() is not None and self.may_merge())
-
-    def _choose_merge(self) -> int | None:
-        return next((part for part in range(self.sizing.layout.partitions) if self.unmerged(part)), None)
-
-    def _reactive_task(self) -> Task | None:
-        if not self._can_react():
-            return None
-        if self._suspended is not None:
-            return self.take_suspended()
-        part = self._choose_merge()
-        assert part is not None
-        return self.begin_merge(part)
 
     def _clean_up_task(self) -> Task | None:
         return MemoryJoin(self) if self._rows_in_tables else super()._clean_up_task()

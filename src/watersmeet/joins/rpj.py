@@ -97,10 +97,11 @@ class RPJ(MergingJoin):
         self.statistics.arrived(side, counts)
         self.expected.arrived(side, counts, np.array(self.disks[1 - side].rows))
 
-    def flush(self, side: int, part: int) -> None:
-        """Move a partition from memory to disk."""
-        super().flush(side, part)
-        self.expected.flushed(side, part)
+    def flush(self, side: int, parts: list[int]) -> None:
+        """Move partitions from memory to disk."""
+        super().flush(side, parts)
+        for part in parts:
+            self.expected.flushed(side, part)
 
     def forget(self, side: int, part: int) -> None:
         """Drop a partition from memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,14 +59,18 @@ class SpillingJoin(ProgressiveJoin):
             return False
         victims = self._flush_policy.victims(rows, self.statistics)
         wanted = sum(victim.rows for victim in victims)
+        leaving: tuple[list[int], list[int]] = ([], [])
         gone = 0
         for victim in victims:
             # Partitions leave memory whole: what a policy wants of one goes with the rest of it, or stays. It stays
             # only if enough has gone without it: otherwise the next rows would have to flush again, in tiny runs.
             whole = int(rows[victim.side, victim.part])
             if whole and (2 * victim.rows >= whole or 2 * gone < wanted):
-                self.flush(victim.side, victim.part)
+                leaving[victim.side].append(victim.part)
                 gone += whole
+        for side, parts in enumerate(leaving):
+            if parts:
+                self.flush(side, parts)
         return True
 
     def _rows_in_memory(self, spared: frozenset[tuple[int, int]]) -> NDArray[np.int64]:
@@ -74,11 +79,22 @@ class SpillingJoin(ProgressiveJoin):
             rows[side, part] = 0
         return rows
 
-    def flush(self, side: int, part: int) -> None:
-        """Move a partition from memory to disk."""
+    def flush(self, side: int, parts: list[int]) -> None:
+        """Move partitions from memory to disk."""
         self.clock += 1
-        self.disks[side].flush(self.tables[side], part, self.clock, self.sizing.page_bytes, self.sorted_runs)
-        self.gone[side][part] = self.clock
+        self._flush_now(side, parts)
+
+    def _flush_now(self, side: int, parts: list[int]) -> None:
+        self.disks[side].flush(self.tables[side], parts, self.clock, self.sizing.page_bytes, self.sorted_runs)
+        self.gone[side][parts] = self.clock
+
+    def flush_together(self, parts: Sequence[int]) -> None:
+        """Move both sides of partitions from memory to disk, at one tick."""
+        self.clock += 1
+        for side, table in enumerate(self.tables):
+            held = [part for part in parts if table.part_rows[part]]
+            if held:
+                self._flush_now(side, held)
 
     def _input_closed(self, side: int) -> None:
         """Rows of the other side that have met all of this input are done with."""

@@ -245,6 +245,26 @@ def take_bytes(starts: Int64, heap: Bytes, rows: Int32, offsets: Any, out: Bytes
 
 
 @kernel
+def measure_strings(source_offsets: Any, rows: Int32, offsets: Any) -> Any:
+    """Like `measure_bytes`, for strings that lie side by side in an Arrow array."""
+    total = np.int64(0)
+    offsets[0] = 0
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        total += np.int64(source_offsets[row + 1]) - np.int64(source_offsets[row])
+        offsets[i + 1] = total
+    return total
+
+
+@kernel
+def take_strings(source_offsets: Any, data: Bytes, rows: Int32, offsets: Any, out: Bytes) -> None:
+    """Like `take_bytes`, for strings that lie side by side in an Arrow array."""
+    for i in range(rows.shape[0]):
+        at = np.int64(offsets[i])
+        copy_bytes(out, at, data, np.int64(source_offsets[rows[i]]), np.int64(offsets[i + 1]) - at)
+
+
+@kernel
 def fitting(widths: Int64, limit: int) -> Any:
     """How many of the first rows stay within `limit` bytes together; at least one."""
     total = np.int64(0)

@@ -405,6 +405,40 @@ def _adjoining(rows: Int32) -> bool:
     return len(rows) > 1 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
+def gathered(array: pa.Array, rows: Int32) -> pa.Array:
+    """Some values of an Arrow array of a stored type, in half the time that Arrow takes for it."""
+    type_ = array.type
+    offset: Any = _offset_of(type_)
+    width = 0 if offset else _byte_width(type_)
+    if array.null_count or not len(rows) or not (offset or width):
+        return array.take(pa.array(rows))
+    buffers = array.buffers()
+    if offset:
+        source = np.frombuffer(buffers[1], offset)[array.offset : array.offset + len(array) + 1]
+        offsets, offset_buffer = _output((len(rows) + 1) * source.itemsize)
+        offsets = offsets.view(offset)
+        total = int(kernels.measure_strings(source, rows, offsets))
+        out, buffer = _output(total)
+        if total:
+            kernels.take_strings(source, np.frombuffer(buffers[2], np.uint8), rows, offsets, out)
+        return pa.Array.from_buffers(type_, len(rows), [None, offset_buffer, buffer], 0)
+    out, buffer = _output(len(rows) * width)
+    word = _WORDS.get(width)
+    if word is None:
+        values = np.frombuffer(buffers[1], np.uint8)[array.offset * width :]
+        kernels.take_wide(values, width, rows, out)
+    else:
+        kernels.take(np.frombuffer(buffers[1], word)[array.offset : array.offset + len(array)], rows, out.view(word))
+    return pa.Array.from_buffers(type_, len(rows), [None, buffer], 0)
+
+
+def _offset_of(type_: pa.DataType) -> Any:
+    """The type of a string type's offsets; None for other types."""
+    if _is_large_bytes(type_):
+        return np.int64
+    return np.int32 if pa.types.is_string(type_) or pa.types.is_binary(type_) else None
+
+
 def _output(size: int) -> tuple[NDArray[np.uint8], pa.Buffer]:
     buffer = pa.allocate_buffer(size)
     return np.frombuffer(buffer, np.uint8), buffer

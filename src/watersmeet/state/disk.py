@@ -6,6 +6,9 @@ runs      ├────────┼─────┼───────�
 merged    ├──────────────┼───────┤           runs 0 and 1 as one run, its rows in the order of (hash, ordinal)
 ```
 
+The rows of all partitions that leave memory at once go to one segment, partition after partition, so that small ones
+cost no more than their share of it. A segment is removed when the last of its runs has been merged or dropped.
+
 Neighbouring runs may be merged, so a run always holds a whole stretch of ordinals, and the rows before a run are as
 many as its first ordinal: a position on disk and an ordinal differ only inside a merged run.
 """
@@ -13,7 +16,7 @@ many as its first ordinal: a position on disk and an ordinal differ only inside 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +41,7 @@ _PAGE_BYTES = 9
 _MERGED_BYTES = 128
 """Of each merged run, beyond that: there are few."""
 _SEGMENT_BYTES = 32
-_MOST_OPEN = 64
+_MOST_OPEN = 128
 _ARRAYS = ("flush_firsts", "flush_ticks", "first_pages", "departed", "page_ends")
 
 
@@ -145,6 +148,36 @@ class _Catalogue:
         self.merged[merged.first_ordinal] = _Merged(merged.pages_by_segment, merged.made_at, merged.level)
 
 
+def _pages_within(ends: Sequence[int], start: int, stop: int) -> list[int]:
+    """Where the pages of a segment that ends them so end within a stretch of its rows, counted from its start.
+
+    >>> _pages_within([10, 20, 30], 5, 20), _pages_within([10, 20, 30], 10, 12)
+    ([5, 15], [2])
+    """
+    first = bisect_right(ends, start)
+    inside = [end - start for end in ends[first : bisect_left(ends, stop)]]
+    return [*inside, stop - start]
+
+
+class _Opened:
+    """A segment that is being read, and where in it each partition's rows begin."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        meta = segment.meta
+        self._starts = dict(zip(meta.get("parts", ()), meta.get("starts", ()), strict=True))
+        self._ends: list[int] = np.cumsum([segment.page_rows(number) for number in range(segment.pages)]).tolist()
+
+    def place(self, part: int, number: int, rows: int) -> tuple[int, int, int]:
+        """A page of a flushed run, which has so many rows: which of the segment's it is, and from which row to which
+        it belongs to the run.
+        """
+        start = self._starts[part]
+        page = bisect_right(self._ends, start) + number
+        before = self._ends[page - 1] if page else 0
+        return page, max(0, start - before), min(self._ends[page], start + rows) - before
+
+
 class DiskSide:
     """One side's spilled rows. Runs are added at the end, merged with their neighbours, and dropped by partitions."""
 
@@ -155,7 +188,7 @@ class DiskSide:
         self._claim = claim
         self._meter = meter
         self._catalogues = [_Catalogue() for _ in range(partitions)]
-        self._open: dict[str, Segment] = {}
+        self._open: dict[str, _Opened] = {}
         self._last_read: tuple[str, int] | None = None
 
     def runs(self, part: int) -> list[Run]:
@@ -184,27 +217,36 @@ class DiskSide:
         merged = found.merged[first]
         return Run(merged.pages_by_segment, merged.made_at, first, ends, merged.level)
 
-    def segment(self, part: int, made_at: int, number: int | None = None) -> str:
-        """The name of the segment of a flush, or of one of the segments of a merged run."""
-        return f"{self._prefix}-{part}-{made_at}" + ("" if number is None else f"-merged-{number}")
+    def flush_segment(self, tick: int) -> str:
+        """The name of the segment of a flush."""
+        return f"{self._prefix}-{tick}"
+
+    def merged_segment(self, part: int, made_at: int, number: int) -> str:
+        """The name of one of the segments of a merged run."""
+        return f"{self._prefix}-{part}-{made_at}-merged-{number}"
 
     @property
     def total_rows(self) -> int:
         """All rows on disk."""
         return sum(self.rows)
 
-    def flush(self, table: SideTable, part: int, tick: int, page_bytes: int, by_hash: bool = False) -> None:
-        """Move a partition's rows from the table to a new run; nothing has changed if the disk refuses."""
-        rows = table.rows_by_hash(part) if by_hash else table.rows_of(part)
-        ends = write_rows(self._store, self.segment(part, tick), table, rows, page_bytes)
+    def flush(self, table: SideTable, parts: Sequence[int], tick: int, page_bytes: int, by_hash: bool = False) -> None:
+        """Move the rows of partitions from the table to new runs; nothing has changed if the disk refuses."""
+        portions = [table.rows_by_hash(part) if by_hash else table.rows_of(part) for part in parts]
+        starts = np.cumsum([0, *map(len, portions)]).tolist()
+        rows = portions[0] if len(portions) == 1 else np.concatenate(portions)
+        where = {"parts": list(parts), "starts": starts[:-1]}
+        ends = write_rows(self._store, self.flush_segment(tick), table, rows, page_bytes, meta=where)
         self.wrote(len(ends))
-        table.drop(part)
-        size = 2 * _ENTRY_BYTES + _PAGE_BYTES * len(ends)
-        if not self._claim.try_grow(size):
-            table.trim(size)
-            self._claim.grow(size)
-        self._catalogues[part].add_flush(tick, ends)
-        self.rows[part] += ends[-1]
+        for part, start, stop in zip(parts, starts, starts[1:], strict=False):
+            table.drop(part)
+            pages = _pages_within(ends, start, stop)
+            size = 2 * _ENTRY_BYTES + _PAGE_BYTES * len(pages)
+            if not self._claim.try_grow(size):
+                table.trim(size)
+                self._claim.grow(size)
+            self._catalogues[part].add_flush(tick, pages)
+            self.rows[part] += stop - start
 
     def wrote(self, pages: int) -> None:
         """Count pages that were written one after the other."""
@@ -214,6 +256,12 @@ class DiskSide:
     def pages(self, part: int) -> int:
         """How many pages a partition has."""
         return len(self._catalogues[part].page_ends)
+
+    def longest_pages(self, part: int) -> Int64:
+        """How many rows the longest page of each run has."""
+        found = self._catalogues[part]
+        sizes = np.diff(np.asarray(found.page_ends), prepend=0)
+        return np.maximum.reduceat(sizes, np.asarray(found.first_pages)) if len(sizes) else sizes
 
     def read(self, part: int, position: int, stop: int | None = None) -> Page:
         """The rows from a position to the end of its page, or to `stop`."""
@@ -228,13 +276,19 @@ class DiskSide:
     def read_page(self, part: int, run: Run, number: int) -> Page:
         """A page of a run."""
         place = bisect_right(run.pages_by_segment, number)
-        name = self.segment(part, run.made_at, place if run.level else None)
-        inside = number - (run.pages_by_segment[place - 1] if place else 0)
-        if name not in self._open:
+        name = self.merged_segment(part, run.made_at, place) if run.level else self.flush_segment(run.made_at)
+        opened = self._open.get(name)
+        if opened is None:
             if len(self._open) >= _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[name] = Segment.open(self._store, name)
-        batch = self._open[name].read_page(inside)
+                self._open.pop(next(iter(self._open))).segment.close()
+            opened = self._open[name] = _Opened(Segment.open(self._store, name))
+        if run.level:
+            inside, low, high = number - (run.pages_by_segment[place - 1] if place else 0), 0, -1
+        else:
+            inside, low, high = opened.place(part, number, run.rows)
+        batch = opened.segment.read_page(inside)
+        if high >= 0 and (low or high < batch.num_rows):
+            batch = batch.slice(low, high - low)
         if self._last_read != (name, inside):
             self._meter.pages_read += 1
             self._meter.seeks += self._last_read != (name, inside - 1)
@@ -243,8 +297,8 @@ class DiskSide:
 
     def release(self) -> None:
         """Unmap what was read."""
-        for segment in self._open.values():
-            segment.close()
+        for opened in self._open.values():
+            opened.segment.close()
         self._open.clear()
         self._last_read = None
 
@@ -291,11 +345,10 @@ class DiskSide:
 
     def replace(self, part: int, first: int, count: int, merged: Run) -> list[str]:
         """Let one run stand for some neighbours; its entry is claimed already. Returns their segments, for removal."""
-        names = self._segments_of(part, first, first + count)
+        before = self._segments_of(part, first, first + count)
         self._claim.shrink(max(0, -self._growth(part, first, count, merged)))
         self._catalogues[part].replace(first, count, merged)
-        self._close(names)
-        return names
+        return self._no_longer_used(before)
 
     def _growth(self, part: int, first: int, count: int, merged: Run) -> int:
         replaced = [self._run(part, run) for run in range(first, first + count)]
@@ -305,18 +358,22 @@ class DiskSide:
 
     def drop(self, part: int) -> list[str]:
         """Forget a partition; returns its segments, for the caller to remove."""
-        names = self._segments_of(part)
+        before = self._segments_of(part)
         self._claim.shrink(self._catalogues[part].nbytes)
         self._catalogues[part] = _Catalogue()
         self.rows[part] = 0
-        self._close(names)
-        return names
+        return self._no_longer_used(before)
 
-    def _close(self, names: list[str]) -> None:
+    def _no_longer_used(self, segments: list[str]) -> list[str]:
+        """Those of a partition's former segments that no other partition has rows in, closed."""
+        flushed = {departed for found in self._catalogues for departed in found.departed}
+        used = {self.flush_segment(tick) for tick in flushed}
+        names = [name for name in segments if name not in used]
         for name in names:
             if name in self._open:
-                self._open.pop(name).close()
+                self._open.pop(name).segment.close()
         self._last_read = None
+        return names
 
     def to_state(self) -> list[dict[str, Any]]:
         """The catalogue for a snapshot."""
@@ -343,17 +400,17 @@ class DiskSide:
 
     def segments(self) -> list[str]:
         """The names of all segments."""
-        return [name for part in range(len(self.rows)) for name in self._segments_of(part)]
+        return list(dict.fromkeys(name for part in range(len(self.rows)) for name in self._segments_of(part)))
 
     def _segments_of(self, part: int, first: int = 0, stop: int | None = None) -> list[str]:
         found = self._catalogues[part]
         names = []
         for departed, page in list(zip(found.departed, found.first_pages, strict=True))[first:stop]:
             if departed >= 0:
-                names.append(self.segment(part, departed))
+                names.append(self.flush_segment(departed))
             else:
                 merged = found.merged[found.start(page)]
-                names += [self.segment(part, merged.made_at, i) for i in range(len(merged.pages_by_segment))]
+                names += [self.merged_segment(part, merged.made_at, i) for i in range(len(merged.pages_by_segment))]
         return names
 
     def check(self) -> None:

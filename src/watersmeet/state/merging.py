@@ -7,7 +7,7 @@ right runs   1 5 6 ...       5 9 ...      ──▶   │ left  2 3 5 5    right
 ```
 
 A merge goes through the runs window by window. A window is all rows below some hash that lie on the pages at hand, so
-that every match of a row in it is in it, too. Should a single hash fill more than its share of a page, the window is
+that every match of a row in it is in it, too. Should a single hash fill more than a run's share of it, the window is
 that hash, and its rows are joined page by page, however many there are.
 
 Where rows are sorted by a value, and close values meet (a band), a row may also meet rows of earlier windows: those
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,9 @@ Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
 
-def group_to_merge(levels: Sequence[int], fan_in: int) -> tuple[int, int]:
+def group_to_merge(
+    levels: Sequence[int], fan_in: int, sizes: Sequence[int] | None = None, room: int = 0, most: int = 0
+) -> tuple[int, int]:
     """Which runs of a side to merge next: the first, and how many, from how often each has been merged.
 
     Those that have been merged least come first; runs before them are taken along where fewer than the fan-in are left.
@@ -48,10 +50,26 @@ def group_to_merge(levels: Sequence[int], fan_in: int) -> tuple[int, int]:
     ((0, 2), (1, 2), (0, 2))
     >>> group_to_merge([2, 0, 0], 8), group_to_merge([1, 1, 0], 2), group_to_merge([3], 2)
     ((0, 3), (1, 2), (0, 1))
+
+    Where runs are short, more of them than the fan-in may fit into the room that there is for their pages:
+
+    >>> group_to_merge([1, 0, 0, 0, 0], 2, sizes=[9, 1, 2, 3, 4], room=6, most=8)
+    (1, 3)
     """
     first = list(levels).index(min(levels))
-    first = max(0, min(first, len(levels) - fan_in))
-    return first, min(fan_in, len(levels) - first)
+    stop = first
+    held = 0
+    while stop < len(levels) and (stop - first < fan_in or _fits(sizes, stop, held, room, stop - first < most)):
+        held += 0 if sizes is None else sizes[stop]
+        stop += 1
+    while first > 0 and (stop - first < fan_in or _fits(sizes, first - 1, held, room, stop - first < most)):
+        first -= 1
+        held += 0 if sizes is None else sizes[first]
+    return first, stop - first
+
+
+def _fits(sizes: Sequence[int] | None, run: int, held: int, room: int, allowed: bool) -> bool:
+    return sizes is not None and allowed and held + sizes[run] <= room
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +90,35 @@ class Group:
         return 1 + max(run.level for run in self.runs)
 
 
+_Stretch: TypeAlias = "tuple[RunCursor, tuple[int, int, int]]"
+"""A run's rows on one page: page, first row, number of rows."""
+
+
 @dataclass(slots=True)
 class _Piece:
-    """Rows of one side within a window: merged already, or a stretch of one run still to be read."""
+    """Rows of one side within a window: merged already, or some stretches of runs still to be read."""
 
     page: Page | None = None
-    cursor: RunCursor | None = None
-    stretch: tuple[int, int, int] = (0, 0, 0)
+    stretches: Sequence[_Stretch] = ()
 
     def read(self) -> Page:
         if self.page is not None:
             return self.page
-        assert self.cursor is not None
-        return self.cursor.read(self.stretch)
+        return put_in_order([cursor.read(stretch) for cursor, stretch in self.stretches])
+
+
+def _pieces_of(stretches: Sequence[_Stretch], most_rows: int) -> list[_Piece]:
+    """Stretches as pieces of so many rows, or of one stretch if that has more."""
+    pieces: list[list[_Stretch]] = []
+    rows = 0
+    for each in stretches:
+        count = each[1][2]
+        if not pieces or rows + count > most_rows:
+            pieces.append([])
+            rows = 0
+        pieces[-1].append(each)
+        rows += count
+    return [_Piece(None, piece) for piece in pieces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +152,7 @@ class Merge:
         groups: tuple[Group, Group],
         writers: tuple[RunWriter | None, RunWriter | None],
         meter: Meter,
-        window_pages: int,
+        window_bytes: int,
         meeting: Meeting,
         keeps_tails: bool = False,
     ) -> None:
@@ -129,10 +163,11 @@ class Merge:
         self._disks = disks
         self._ledger = ledger
         self._meter = meter
-        self._window_pages = window_pages
+        self.window_bytes = window_bytes
+        self._window_rows = 0
+        """Rows of one run in a window, about; known once a page of each was seen."""
         self._meeting = meeting
         self._keeps_tails = keeps_tails
-        self._share = max(len(group.runs) for group in groups)
         self._cursors = tuple(
             tuple(RunCursor(disk, part, run, keeps_tails) for run in group.runs)
             for disk, group in zip(disks, groups, strict=True)
@@ -197,7 +232,16 @@ class Merge:
 
     # --- windows ---
 
+    def _measure(self) -> int:
+        """How many rows of each run a window may have."""
+        pages = [[cursor.page for cursor in side if not cursor.done] for side in self._cursors]
+        widths = [max(1, sum(page.nbytes for page in side) // max(1, sum(map(len, side)))) for side in pages]
+        return max(
+            1, min(self.window_bytes // (width * max(1, len(side))) for width, side in zip(widths, pages, strict=True))
+        )
+
     def _open_window(self) -> int:
+        self._window_rows = self._window_rows or self._measure()
         cursors = [[cursor for cursor in side if not cursor.done] for side in self._cursors]
         bounds = [bound for side in cursors for cursor in side if (bound := self._bound_of(cursor)) is not None]
         bound = min(bounds) if bounds else None
@@ -214,12 +258,9 @@ class Merge:
                 ends.update((id(cursor), cursor.after(count)) for cursor, count in chosen)
             else:
                 assert bound is not None
-                self._pieces[side][:] = []
-                for cursor in cursors[side]:
-                    stretches = cursor.stretches_of(bound)
-                    self._pieces[side].extend([_Piece(None, cursor, stretch) for stretch in stretches])
-                    if stretches:
-                        ends[id(cursor)] = _beyond(cursor, stretches[-1])
+                stretches = [(cursor, each) for cursor in cursors[side] for each in cursor.stretches_of(bound)]
+                self._pieces[side][:] = _pieces_of(stretches, self._rows_at_once(side))
+                ends.update((id(cursor), _beyond(cursor, each)) for cursor, each in stretches)
         self._ends = [ends.get(id(cursor), cursor.place()) for cursor in self._all_cursors]
         self._cell = 0
         self._meter.inserts += moved
@@ -231,19 +272,17 @@ class Merge:
         if not coming or not self._meeting.reaches_back:
             return []
         lowest = self._meeting.lowest(min(coming))
-        pieces, pages = [], 0.0
-        for cursor in self._cursors[side]:
-            for stretch in cursor.stretches_since(lowest):
-                pieces.append(_Piece(None, cursor, stretch))
-                pages += stretch[2] / cursor.run.page_rows(stretch[0])
-        if self._keeps_tails and len(pieces) > 1 and pages <= self._window_pages:
-            return [_Piece(put_in_order([piece.read() for piece in pieces]))]
-        return pieces
+        stretches = [(cursor, each) for cursor in self._cursors[side] for each in cursor.stretches_since(lowest)]
+        return _pieces_of(stretches, self._rows_at_once(side) if self._keeps_tails else 1)
+
+    def _rows_at_once(self, side: int) -> int:
+        """How many rows of a side a window may have."""
+        return self._window_rows * len(self._cursors[side])
 
     def _bound_of(self, cursor: RunCursor) -> int | None:
-        """Up to which hash a cursor's rows may be taken now: a share of a page, so that windows are not too large."""
+        """Up to which hash a cursor's rows may be taken now: only so many that windows are not too large."""
         hashes = cursor.page.hashes
-        end = cursor.at + max(1, self._window_pages * len(hashes) // self._share)
+        end = cursor.at + self._window_rows
         if end < len(hashes):
             return int(hashes[end])
         # The last hash of a page may go on on the next.
@@ -302,7 +341,8 @@ class Merge:
             place = self._suspended_at or self.lookup.place(pairs)
         return {
             "part": self.part,
-            "window_pages": self._window_pages,
+            "window_bytes": self.window_bytes,
+            "window_rows": self._window_rows,
             "groups": [[group.first, len(group.runs)] for group in self.groups],
             "writers": [None if writer is None else writer.to_state() for writer in self.writers],
             "cursors": [list(cursor.place()) for cursor in self._all_cursors],
@@ -314,6 +354,7 @@ class Merge:
 
     def go_to(self, state: dict[str, Any], pairs: PairBuffer) -> None:
         """Go to a place that a snapshot told; `pairs` is free to be used."""
+        self._window_rows = state["window_rows"]
         for writer, saved in zip(self.writers, state["writers"], strict=True):
             if writer is not None:
                 writer.load(saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +70,12 @@ class Page:
         return len(self.hashes)
 
     @property
+    def nbytes(self) -> int:
+        """What its rows take in memory."""
+        ordinals = 0 if self.merged is None else self.merged.nbytes
+        return int(self.hashes.nbytes + self.ticks.nbytes + ordinals + sum(column.nbytes for column in self.columns))
+
+    @property
     def ordinals(self) -> Int64:
         """Each row's ordinal."""
         if self.merged is not None:
@@ -102,10 +108,11 @@ def write_rows(
     rows: Int32,
     page_bytes: int,
     beside: Mapping[str, Int64] | None = None,
+    meta: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """Write rows of a table as a segment; returns the rows up to the end of each page. Whole or not at all.
 
-    Arrays may lie `beside` the pages, to be read without them.
+    Arrays may lie `beside` the pages, to be read without them, and `meta` says anything about the whole.
     """
     schema = page_schema(table.types)
     writer = SegmentWriter(store, name, schema)
@@ -119,7 +126,7 @@ def write_rows(
             ends.append(stop)
         for label, array in (beside or {}).items():
             writer.add_array(label, array)
-        writer.seal().close()
+        writer.seal(meta).close()
     except BaseException:
         writer.abort()
         raise

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.state.columns import gathered
 from watersmeet.state.stored_types import from_stored, stored_type, to_stored
 
 Int32 = NDArray[np.int32]
@@ -120,7 +121,7 @@ class BatchRows:
         self._columns = columns
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
-        return self._columns[column].take(pa.array(rows))
+        return gathered(self._columns[column], rows)
 
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         widths += value_widths(self._columns[column])[rows]

@@ -23,6 +23,7 @@ from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
 from watersmeet.state.arena import Arena, Pool
 from watersmeet.state.columns import Column, Heap, estimated_width, make_column
+from watersmeet.state.stored_rows import StoredRows
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -69,7 +70,7 @@ class Probe:
         return self.next >= len(self.hashes)
 
 
-class SideTable:
+class SideTable(StoredRows):
     """Rows by number, in partitions, with a hash index.
 
     Appending is in two steps: `reserve` claims all the memory that the rows will need, or answers False and leaves
@@ -260,22 +261,10 @@ class SideTable:
         """The hashes of some rows."""
         return self._entries.array[2 * rows.astype(np.int64)]
 
-    def ticks(self, rows: Int32) -> Int64:
-        """When some rows arrived."""
-        return self._ticks.array[rows]
-
     def ordinals(self, rows: Int32) -> Int64:
         """The places on disk of rows brought back from there; -1 for rows that never left."""
         first = self._first_ordinals[rows // self.layout.block_rows]
         return np.where(first < 0, -1, first + rows % self.layout.block_rows)
-
-    def gather(self, column: int, rows: Int32) -> pa.Array:
-        """One column's values for some rows."""
-        return self._columns[column].gather(rows)
-
-    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
-        """Add to `widths` what each row's value takes in an output batch."""
-        self._columns[column].widen(rows, widths)
 
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
         """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
@@ -296,19 +285,7 @@ class SideTable:
         self._tails[part] = -1
         self._used[part] = 0
         self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
-        self._heap.drop(part)
-        for column in self._columns:
-            column.drop(part)
-
-    def trim(self, size: int) -> int:
-        """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
-        freed = self._blocks.trim(size)
-        if freed < size:
-            freed += self._heap.trim(size - freed)
-        for column in self._columns:
-            if freed < size:
-                freed += column.trim(size - freed)
-        return freed
+        self._drop_values(part)
 
     def _release_block(self, block: int) -> None:
         start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows

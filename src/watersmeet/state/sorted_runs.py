@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from watersmeet.spill.segment import SegmentWriter
 from watersmeet.spill.store import Store
+from watersmeet.state.columns import gathered
 from watersmeet.state.disk import DiskSide, Run
 from watersmeet.state.pages import Page, page_schema
 
@@ -149,7 +150,7 @@ class RunWriter:
         if not self._buffered:
             return
         if self._writer is None:
-            name = self._disk.segment(self._part, self._tick, len(self._sealed))
+            name = self._disk.merged_segment(self._part, self._tick, len(self._sealed))
             self._writer = SegmentWriter(self._store, name, self._schema)
         rows = sum(batch.num_rows for batch in self._buffered)
         self._writer.write_page(self._buffered[0] if len(self._buffered) == 1 else pa.concat_batches(self._buffered))
@@ -177,7 +178,7 @@ class RunWriter:
 
     def segments(self) -> list[str]:
         """The names of the sealed segments."""
-        return [self._disk.segment(self._part, self._tick, number) for number in range(len(self._sealed))]
+        return [self._disk.merged_segment(self._part, self._tick, number) for number in range(len(self._sealed))]
 
     def to_state(self) -> list[Any]:
         """A sealed writer, for a snapshot."""
@@ -196,10 +197,9 @@ def put_in_order(pages: Sequence[Page]) -> Page:
     if len(pages) == 1:
         return pages[0]
     hashes = np.concatenate([page.hashes for page in pages])
-    order = np.argsort(hashes, kind="stable")
-    indices = pa.array(order)
+    order = np.argsort(hashes, kind="stable").astype(np.int32)
     columns = [
-        pa.concat_arrays([page.columns[c] for page in pages]).take(indices) for c in range(len(pages[0].columns))
+        gathered(pa.concat_arrays([page.columns[c] for page in pages]), order) for c in range(len(pages[0].columns))
     ]
     ticks = np.concatenate([page.ticks for page in pages])
     ordinals = np.concatenate([page.ordinals for page in pages])

@@ -25,6 +25,7 @@ from watersmeet.state.arena import Arena, Pool
 from watersmeet.state.columns import Column, Heap, estimated_width, make_column
 from watersmeet.state.rows import value_widths
 from watersmeet.state.side import Layout
+from watersmeet.state.stored_rows import StoredRows
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -87,7 +88,7 @@ class LooseRows:
         widths += value_widths(self.columns[column])[rows]
 
 
-class SortedSide:
+class SortedSide(StoredRows):
     """Rows by number, with a sorted index over a word each has.
 
     Like a `SideTable` it takes rows in two steps, `reserve` and `append`. If it is tagged, the last of its columns
@@ -308,19 +309,7 @@ class SortedSide:
         self._blocks.give_back(blocks)
         for block in blocks:
             self._filled[block] = 0
-            self._heap.drop(block)
-            for column in self._columns:
-                column.drop(block)
-
-    def trim(self, size: int) -> int:
-        """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
-        freed = self._blocks.trim(size)
-        if freed < size:
-            freed += self._heap.trim(size - freed)
-        for column in self._columns:
-            if freed < size:
-                freed += column.trim(size - freed)
-        return freed
+            self._drop_values(block)
 
     def _release_block(self, block: int) -> None:
         start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
@@ -336,10 +325,6 @@ class SortedSide:
         """The words of some rows."""
         return self._words.array[rows]
 
-    def ticks(self, rows: Int32) -> Int64:
-        """When some rows arrived."""
-        return self._ticks.array[rows]
-
     def set_departed(self, rows: Int32, tick: int) -> None:
         """Note when rows that were brought back from disk had left memory."""
         assert self._departed is not None
@@ -349,14 +334,6 @@ class SortedSide:
         """When some rows that were brought back from disk had left memory."""
         assert self._departed is not None
         return self._departed.array[rows]
-
-    def gather(self, column: int, rows: Int32) -> pa.Array:
-        """One column's values for some rows."""
-        return self._columns[column].gather(rows)
-
-    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
-        """Add to `widths` what each row's value takes in an output batch."""
-        self._columns[column].widen(rows, widths)
 
     def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""

@@ -1,0 +1,52 @@
+"""What tables have in common: columns of rows by number, in blocks of memory that can be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.columns import Column, Heap
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class StoredRows:
+    """Rows in blocks, their strings in a heap of chunks. Which row is in which block is a table's own business."""
+
+    _blocks: Pool
+    _heap: Heap
+    _columns: Sequence[Column]
+    _ticks: Arena
+
+    def ticks(self, rows: Int32) -> Int64:
+        """When some rows arrived."""
+        return self._ticks.array[rows]
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        """One column's values for some rows."""
+        return self._columns[column].gather(rows)
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        self._columns[column].widen(rows, widths)
+
+    def trim(self, size: int) -> int:
+        """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
+        freed = self._blocks.trim(size)
+        if freed < size:
+            freed += self._heap.trim(size - freed)
+        for column in self._columns:
+            if freed < size:
+                freed += column.trim(size - freed)
+        return freed
+
+    def _drop_values(self, owner: int) -> None:
+        """Free the strings and nested values of one owner: a partition, or a block."""
+        self._heap.drop(owner)
+        for column in self._columns:
+            column.drop(owner)
