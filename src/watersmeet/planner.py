@@ -13,6 +13,7 @@ from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.ah_ewj import AHEWJ
 from watersmeet.joins.diner import Diner
 from watersmeet.joins.hmj import HMJ
+from watersmeet.joins.index_nested_loop import IndexNestedLoop
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.mjoin import MJoin
@@ -91,7 +92,7 @@ def build_multiway(
     return operator
 
 
-LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (MeshJoin, Partitioned)}
+LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (IndexNestedLoop, MeshJoin, Partitioned)}
 """Every join of a stream with a relation by its name; being listed here puts it through the conformance suite, too."""
 
 

@@ -122,6 +122,7 @@ class Partitioned(LookupJoin):
         self._mapped: list[MappedIndex] = []
         self._chunks: list[Int32] = []
         self._drain_to: int | None = None
+        self._just_drained = False
         super().__init__(spec, memory, store, relation)
 
     # --- memory ---
@@ -168,6 +169,7 @@ class Partitioned(LookupJoin):
             if self._wait.rows > self._drain_to:
                 return 0, self._probe_largest()
             self._drain_to = None
+            self._just_drained = True
         self._widest = max(self._widest, asked.widest)
         blocks = self._blocks(len(asked))
         waits = np.ones(len(asked), np.bool_) if blocks else self._slot_of[asked.parts] < 0
@@ -209,10 +211,13 @@ class Partitioned(LookupJoin):
         kept = asked.take(rows)
         columns = [asked.source.gather(c, kept.rows) for c in range(len(self.answers.plans[0].types))]
         if not self._wait.reserve(kept.parts, columns):
-            # Free blocks may hold what strings need, or the other way round.
+            if self._wait.rows and not self._just_drained:
+                return False
+            # There should be room: free blocks may hold what strings need, or the other way round.
             self._wait.trim(self.budget.total if not self._wait.rows else sum(column.nbytes for column in columns))
             if not self._wait.reserve(kept.parts, columns):
                 return False
+        self._just_drained = False
         self._wait.append(kept.hashes, kept.parts, columns, kept.times, grow_index=False)
         np.minimum.at(self._oldest, kept.parts, kept.times)
         self.answers.meter.inserts += len(rows)

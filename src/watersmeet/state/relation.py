@@ -373,6 +373,11 @@ class RelationSegment:
         self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self._small: dict[int, bool] = {}
 
+    @property
+    def buckets(self) -> int:
+        """Of the index."""
+        return len(self._heads)
+
     def has_small_integers(self, column: int) -> bool:
         """Whether all of a column's integers are such that doubles tell them apart."""
         found = self._small.get(column)
