@@ -20,6 +20,7 @@ from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_equi import spark_drain, spark_equi
 from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.start import start
+from benchmarks.window import window
 from watersmeet.core.errors import SpecError
 
 BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
@@ -33,6 +34,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "online": online,
     "range": range_join,
     "start": start,
+    "window": window,
     "spark-equi": spark_equi,
     "spark-drain": spark_drain,
     "spark-trigger": spark_trigger,

@@ -12,6 +12,7 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.ah_ewj import AHEWJ
 from watersmeet.joins.diner import Diner
+from watersmeet.joins.ewj import EWJ
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.index_nested_loop import IndexNestedLoop
 from watersmeet.joins.lookups import LookupJoin
@@ -111,7 +112,7 @@ def build_lookup(
     return operator
 
 
-WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, SymmetricWindow)}
+WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, EWJ, SymmetricWindow)}
 """Every window join by its name; being listed here puts it through the conformance suite for windows."""
 
 

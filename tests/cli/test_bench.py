@@ -27,6 +27,7 @@ PROMISED = [
     "online",
     "range",
     "start",
+    "window",
     "spark-equi",
     "spark-drain",
     "spark-trigger",

@@ -43,13 +43,6 @@ def evicted_means_always_there(stays: Any, blocks: Any, arrived: Any) -> Any:
     return real_in_frequent(wider, blocks, arrived)
 
 
-def frequent_from_the_beginning(stays: Any, blocks: Any, arrived: Any) -> Any:
-    """A block that became frequent counts as met by rows that came before that."""
-    wider = stays.copy()
-    wider[1] = 0
-    return real_in_frequent(wider, blocks, arrived)
-
-
 def expired_a_little_early(self: Timing, side: int, newest: int, count: int) -> int:
     return real_expired_before(self, side, newest, count) + 2
 
@@ -63,7 +56,6 @@ MUTANTS: dict[str, tuple[str, type, str, Any]] = {
     "frequent blocks met again": ("ah_ewj", Encounters, "in_frequent", staticmethod(never_in_frequent)),
     "no evicted list": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_never_there)),
     "evicted for ever": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_always_there)),
-    "frequent from the beginning": ("ah_ewj", Encounters, "in_frequent", staticmethod(frequent_from_the_beginning)),
     "expired early": ("symmetric_window", Timing, "expired_before", expired_a_little_early),
 }
 

@@ -10,6 +10,7 @@ from watersmeet.joins.progressive import Arrival
 from watersmeet.joins.window_spilling import SpillingWindowJoin
 from watersmeet.policies.window import ArrivalFrequency, Train, supplier
 from watersmeet.spill.store import Store
+from watersmeet.state.sizing import Grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Shares:
 
     frequent: float = 0.15
     """For the frequent segments of both sides."""
-    least_recent: float = 0.3
-    """That a side's recent segment keeps, however slow it is."""
+    least_recent: float = 0.4
+    """That a side's recent segment keeps, however slow it is (0.3 in the thesis); more makes scans fewer."""
     probe: float = 0.9
     """A side's fresh rows meet the disk when they fill so much of the least recent segment (r)."""
     decay: float = 0.4
@@ -95,9 +96,17 @@ class AHEWJ(SpillingWindowJoin):
     )  # fmt: skip
     """Events that a run which spills goes through."""
 
-    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, *, shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        spec: WindowJoinSpec,
+        memory: int,
+        store: Store,
+        *,
+        shares: Shares | None = None,
+        grain: Grain | None = None,
+    ) -> None:
         self.shares = shares or Shares()
-        super().__init__(spec, memory, store, frequent=self.shares.frequent)
+        super().__init__(spec, memory, store, grain, frequent=self.shares.frequent)
         self.recent = int((memory - self.sizing.buffers) * (1 - self.shares.frequent))
         epoch = max(1, self.recent // max(table.row_bytes for table in self.tables))
         self.frequency = ArrivalFrequency(epoch, self.shares.decay)

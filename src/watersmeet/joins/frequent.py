@@ -1,4 +1,4 @@
-"""The frequent segment: copies of those blocks on disk whose rows are part of most results."""
+"""Copies of blocks on disk in memory: those whose rows are part of most results, and others that a join asks for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Int64 = NDArray[np.int64]
 
 
 class Frequent:
-    """One side's frequent blocks: arrivals of the other side meet them in memory, and scans pass them over."""
+    """Copies of one side's blocks: arrivals of the other side meet them in memory, and scans pass them over."""
 
     def __init__(self, join: SpillingWindowJoin, side: int, capacity: int) -> None:
         layout = join.sizing.layout
-        name = f"frequent {join.spec.names[side]}"
+        name = f"copies of {join.spec.names[side]}"
         self.table = WindowTable(join.plans[side].types, join.budget, layout, name)
         self.capacity = capacity
         """How many blocks it may hold."""

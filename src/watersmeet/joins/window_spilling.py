@@ -42,24 +42,33 @@ from watersmeet.state.pages import Page
 from watersmeet.state.ranges import ChainedLookup
 from watersmeet.state.rows import BatchRows, TableRows
 from watersmeet.state.scanned_rows import ScannedRows
+from watersmeet.state.sizing import Grain
 from watersmeet.state.window_disk import FOREVER, Piece, WindowDisk
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+_LARGEST_PAGE = 4 << 20
+_LARGER_PAGES_FROM = 1 << 20
+
 
 class SpillingWindowJoin(WindowJoin):
     """The frame of a window join that spills."""
 
-    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, *, frequent: float) -> None:
+    def __init__(
+        self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None, *, frequent: float
+    ) -> None:
         least = self.least_memory(spec)
         if memory < least:
             raise BudgetError(
                 f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
                 f"least {format_bytes(least)}"
             )
-        super().__init__(spec, memory, store)
+        if grain is None and memory >= _LARGER_PAGES_FROM:
+            # Results are gathered from all over the disk, page by page.
+            grain = Grain(page_bytes=min(memory // 24, _LARGEST_PAGE))
+        super().__init__(spec, memory, store, grain)
         names = [f"{name} on disk" for name in spec.names]
         self.disks = tuple(
             WindowDisk(
@@ -78,6 +87,8 @@ class SpillingWindowJoin(WindowJoin):
         rest = self.budget.total - self.sizing.buffers
         capacity = [int(rest * frequent / 2 / table.block_bytes) for table in self.tables]
         self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
+        self.copies: list[tuple[Frequent, Frequent]] = [self.frequent]
+        """All copies of blocks on disk, by what they are for."""
         self._spare = self.budget.reservation("room for the entry of a dump")
         self._spare.grow(self._spare_bytes)
         self.marks = Marks()
@@ -124,10 +135,12 @@ class SpillingWindowJoin(WindowJoin):
     ) -> Lookup:
         """Rows that arrived, looked up among the recent and then among the frequent ones."""
         lookup = super().arrival_lookup(side, hashes, parts, columns, source)
-        frequent = self.frequent[1 - side].table
-        if not frequent.rows:
+        tables = [copies[1 - side].table for copies in self.copies if len(copies[1 - side])]
+        if not tables:
             return lookup
-        return ChainedLookup([lookup, self.lookup_in(frequent, side, hashes, parts, columns, source)])
+        return ChainedLookup(
+            [lookup, *(self.lookup_in(table, side, hashes, parts, columns, source) for table in tables)]
+        )
 
     def must_keep(self, side: int) -> bool:
         """As long as the other input may bring rows, or has blocks on disk that are to be met."""
@@ -229,8 +242,8 @@ class SpillingWindowJoin(WindowJoin):
         return self._drop_frequent()
 
     def _drop_frequent(self) -> bool:
-        """Let all frequent blocks go; False if there are none."""
-        return any([frequent.drop_all() for frequent in self.frequent])  # noqa: C419 (of both sides)
+        """Let all copies of blocks go; False if there are none."""
+        return any([each.drop_all() for copies in self.copies for each in copies])  # noqa: C419 (of both sides)
 
     def _keep_spare(self) -> bool:
         """Have memory for the entry of the next dump."""
@@ -243,7 +256,7 @@ class SpillingWindowJoin(WindowJoin):
 
     @property
     def _all_tables(self) -> list[WindowTable]:
-        return [*self.tables, *(frequent.table for frequent in self.frequent)]
+        return [*self.tables, *(each.table for copies in self.copies for each in copies)]
 
     @property
     def _spare_bytes(self) -> int:
@@ -337,7 +350,8 @@ class SpillingWindowJoin(WindowJoin):
         at_hand = {number for scan in scans for number in scan.pieces}
         for side, disk in enumerate(self.disks):
             bound = self.expired_before(side)
-            some |= self.frequent[side].drop_expired(bound)
+            for copies in self.copies:
+                some |= copies[side].drop_expired(bound)
             if not disk.pieces or min(piece.newest for piece in disk.pieces) >= bound:
                 continue
             if self.needs_probe(1 - side):
@@ -355,7 +369,7 @@ class SpillingWindowJoin(WindowJoin):
         frequent = self.frequent[side]
         if not frequent.capacity:
             return
-        present = set(frequent.numbers())
+        present = self.copied(side)
         found = [(int(piece.results[place]), piece, place) for piece, places in scanned.chosen for place in places]
         for results, piece, place in nlargest(frequent.capacity, found, key=lambda each: each[0]):
             if not self.worth_keeping(side, results):
@@ -363,6 +377,10 @@ class SpillingWindowJoin(WindowJoin):
             if piece.number + place not in present and self._lives(side, piece, place):
                 pages = list(self.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
                 frequent.try_add(piece.number + int(place), int(piece.parts[place]), results, pages)
+
+    def copied(self, side: int) -> set[int]:
+        """The numbers of a side's blocks of which there are copies."""
+        return {number for copies in self.copies for number in copies[side].numbers()}
 
     def _lives(self, side: int, piece: Piece, place: int) -> bool:
         return bool(piece.latest[place] >= self.expired_before(side))
@@ -414,7 +432,9 @@ class SpillingWindowJoin(WindowJoin):
         for side, disk in enumerate(self.disks):
             disk.check()
             self.encounters[side].check(self.clock)
-            self.frequent[side].check()
+            for copies in self.copies:
+                copies[side].check()
+            assert len(self.copied(side)) == sum(len(copies[side]) for copies in self.copies), "one copy of a block"
             table = self.tables[side]
             held = {int(table.disk[block]) for queue in table.queues for block in queue if table.disk[block] >= 0}
             there = {
@@ -457,7 +477,7 @@ class SpillingWindowJoin(WindowJoin):
         return [name for disk in self.disks for name in disk.segments()], {
             "disks": [disk.to_state() for disk in self.disks],
             "encounters": [each.to_state() for each in self.encounters],
-            "frequent": [each.to_state() for each in self.frequent],
+            "copies": [[each.to_state() for each in copies] for copies in self.copies],
             "probed": list(self.probed),
             "dumped": self.dumped.tolist(),
             "last_kept": list(self.last_kept),
@@ -476,7 +496,8 @@ class SpillingWindowJoin(WindowJoin):
                 for place in np.flatnonzero(piece.left == FOREVER):
                     block = load_block(self, side, self.tables[side], piece, int(place))
                     self.tables[side].results[block] = piece.results[place]
-            self.frequent[side].load(state["frequent"][side])
+            for copies, saved in zip(self.copies, state["copies"], strict=True):
+                copies[side].load(saved[side])
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         for side in (0, 1):

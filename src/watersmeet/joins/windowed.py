@@ -32,7 +32,7 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import BatchRows, TableRows
 from watersmeet.state.side import Probe, row_bytes
-from watersmeet.state.sizing import Sizing
+from watersmeet.state.sizing import Grain, Sizing
 from watersmeet.state.window_rows import NEVER, Timing, WindowCodec, WindowPlan
 from watersmeet.state.window_table import FLOOR, TIME, WindowProbe, WindowTable
 
@@ -139,8 +139,8 @@ class WindowJoin(ProgressiveJoin):
     plans: tuple[WindowPlan, WindowPlan]
     tables: tuple[WindowTable, ...]  # type: ignore[assignment]
 
-    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store) -> None:
-        super().__init__(spec, memory, store)
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
+        super().__init__(spec, memory, store, grain)
         self.window = spec.window
         self.timing = Timing(spec)
         nothing = -1 if spec.counted else NEVER

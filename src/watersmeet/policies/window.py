@@ -84,3 +84,24 @@ class Train:
             chosen = set(taken)
             rest = [each for each in rest if each[1:] not in chosen]
         return taken
+
+
+def tail_blocks(memory: int, disk: int, together: int, probe: float, access: float) -> int:
+    """How many of a window's blocks in memory are best used for the tail of the window on disk, not for recent rows.
+
+    Equations 3.1 to 3.3 of the thesis, for each block that arrives: the recent rows are dumped, and the disk is read,
+    once for every `probe` of their blocks; the tail is read once for every filling. Reading costs an access for so many
+    blocks as lie `together`, and a transfer for each; `access` is in transfers.
+
+    >>> tail_blocks(memory=100, disk=0, together=16, probe=0.95, access=40), tail_blocks(100, 1000, 16, 0.95, 40)
+    (16, 9)
+    """
+
+    def reading(blocks: int) -> float:
+        return -(-blocks // together) * access + blocks
+
+    def cost(tail: int) -> float:
+        fresh = max(1.0, probe * (memory - tail))
+        return (reading(disk) + access + fresh) / fresh + reading(tail) / tail
+
+    return min(range(1, max(2, memory // 2)), key=cost)

@@ -1,0 +1,153 @@
+"""Window joins: two streams of 64-byte rows, windows of 2M rows a side; in memory, and in a tenth of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.figures import Figure, Target, exactness
+from benchmarks.growth import Sampler, forget_peak, peak
+from benchmarks.inputs import BATCH_ROWS
+from benchmarks.peer import engine
+from benchmarks.rounds import Settings, middle, take_turns
+from watersmeet import planner
+from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
+from watersmeet.core.spec import parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.spill import FileStore
+
+WINDOW_ROWS = 2_000_000
+KEYS = 1_000_000
+ROWS = 5_000_000
+"""Of each input: two and a half windows."""
+ROW_BYTES = 64
+FUEL = 1 << 17
+
+_QUERY = """
+    SELECT l.*, r.* FROM l JOIN r ON l.key = r.key AND l.ts BETWEEN r.ts - {window} AND r.ts + {window}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Both inputs, in batches that arrive in turn; times count the rows of an input."""
+
+    left: list[pa.RecordBatch]
+    right: list[pa.RecordBatch]
+    window: int
+
+    @classmethod
+    def of(cls, rows: int, window: int, keys: int) -> Streams:
+        """Made up from seeds."""
+        return cls(_batches(0, rows, keys), _batches(1, rows, keys), window)
+
+    @property
+    def spec(self) -> WindowJoinSpec:
+        """The join of both."""
+        schema = self.left[0].schema
+        return WindowJoinSpec(schema, schema, parse_on("key"), window=parse_windows(self.window, "ts"))
+
+
+def _batches(side: int, rows: int, keys: int) -> list[pa.RecordBatch]:
+    random = np.random.default_rng([side, 7])
+    text = pa.array([bytes([65 + i % 26]) * 32 for i in range(BATCH_ROWS)], pa.binary(32))
+    made = []
+    for start in range(0, rows, BATCH_ROWS):
+        count = min(BATCH_ROWS, rows - start)
+        key = random.integers(0, keys, count)
+        columns = [key, np.arange(start, start + count), key * 3, key * 0.5]
+        names = ["key", "ts", "number", "measure", "text"]
+        made.append(pa.record_batch([*map(pa.array, columns), text.slice(0, count)], names))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRun:
+    """One run."""
+
+    pairs: int
+    rate: float
+    """Rows a second of both inputs, once the first window is full."""
+    growth: int
+    """Bytes by which the process grew."""
+    p99: float
+    """Seconds that 99 in 100 results came after their later row, at the pace that was asked for."""
+
+
+def run(streams: Streams, memory: int, algorithm: str = "ah_ewj", pace: float | None = None) -> WindowRun:
+    """Join as fast as possible, or with `pace` rows a second."""
+    store = FileStore()
+    exact = forget_peak()
+    sampler = Sampler()
+    idle = sampler.now()
+    sampler.start()
+    try:
+        operator = planner.build_window(streams.spec, memory, store, algorithm)
+        began = time.perf_counter()
+        full_at, before, pairs, done = began, 0, 0, 0
+        for left, right in zip(streams.left, streams.right, strict=True):
+            for side, batch in ((LEFT, left), (RIGHT, right)):
+                if pace is not None:
+                    time.sleep(max(0.0, began + done / pace - time.perf_counter()))
+                operator.receive(Arrive(side, batch))
+                pairs += _work_off(operator)
+                done += batch.num_rows
+            if not before and done >= 2 * streams.window:
+                full_at, before = time.perf_counter(), done
+        seconds = time.perf_counter() - full_at
+        p99 = operator.delays.quantile(0.99)
+        for side in (LEFT, RIGHT):
+            operator.receive(End(side))
+        pairs += _work_off(operator)
+        most = max(sampler.stop(), peak() if exact else 0)
+        operator.close()
+    finally:
+        store.close()
+    return WindowRun(pairs, (done - before) / seconds, most - idle, p99)
+
+
+def _work_off(operator: planner.WindowJoin) -> int:
+    pairs = 0
+    while True:
+        step = operator.poll(time.perf_counter(), FUEL)
+        pairs += step.out.num_rows if step.out is not None else 0
+        if step.status is not Status.HAS_OUTPUT:
+            return pairs
+
+
+def duckdb_pairs(streams: Streams) -> tuple[int, float]:
+    """All pairs by DuckDB over the same rows, once they are complete, and rows a second."""
+    with engine().connect() as connection:
+        connection.register("l", pa.Table.from_batches(streams.left))
+        connection.register("r", pa.Table.from_batches(streams.right))
+        began = time.perf_counter()
+        reader = connection.sql(_QUERY.format(window=streams.window)).to_arrow_reader(BATCH_ROWS)
+        pairs = sum(batch.num_rows for batch in reader)
+        rows = sum(batch.num_rows for side in (streams.left, streams.right) for batch in side)
+        return pairs, rows / (time.perf_counter() - began)
+
+
+def window(settings: Settings) -> Iterator[Figure]:
+    """5M+5M rows of 64 bytes, keys over 1M, windows of 2M rows; in memory and in a tenth of the windows."""
+    size = settings.rows(WINDOW_ROWS)
+    streams = Streams.of(settings.rows(ROWS), size, settings.rows(KEYS))
+    tenth = max(2 << 20, 2 * size * ROW_BYTES // 10)
+    plenty = 2 * size * 4 * ROW_BYTES + (256 << 20)
+    run(Streams.of(100_000, 20_000, 10_000), 2 << 20)  # compile
+    contestants = {"memory": lambda: run(streams, plenty), "tenth": lambda: run(streams, tenth)}
+    runs = take_turns(contestants, settings.repeat)
+    peer_pairs, peer_rate = duckdb_pairs(streams) if settings.peers else (None, None)
+    rates = {name: middle(each, lambda one: one.rate / 1e6) for name, each in runs.items()}
+    peer = None if peer_rate is None else peer_rate / 1e6
+    yield Figure("in memory", rates["memory"], "M rows/s", peer, Target(">=", 2.0))
+    yield Figure("in a tenth of the windows", rates["tenth"], "M rows/s", peer, Target(">=", 0.5))
+    allowed = Target("<=", 1.15 * tenth / 1e6 + 16)
+    yield Figure("growth in a tenth", middle(runs["tenth"], lambda one: one.growth / 1e6), "MB", target=allowed)
+    half = (rates["memory"] or 0.0) * 1e6 / 2
+    yield Figure("p99 delay, half the rate", 1e3 * run(streams, plenty, pace=half).p99, "ms", target=Target("<=", 200))
+    every = {one.pairs for each in runs.values() for one in each} | ({peer_pairs} if peer_pairs is not None else set())
+    yield exactness(len(every) - 1, "wrong runs, by number of pairs")

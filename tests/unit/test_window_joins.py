@@ -1,0 +1,132 @@
+"""Window joins step by step: expiry, spilling, what is left on disk, what progress says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import watersmeet as wm
+from watersmeet.core.cost import Cost
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.events import Arrive, End, Stall, Status
+from watersmeet.core.spec import Output, parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.drivers.cost_model import FREE
+from watersmeet.planner import WINDOW_ALGORITHMS, build_window, choose_window
+from watersmeet.sources.schedules import Schedule
+from watersmeet.spill.store import MemoryStore
+
+SPILLING = [name for name, join in WINDOW_ALGORITHMS.items() if join.spills]
+SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.float64()})
+
+
+def spec_of(window: object, output: Output = Output.COUNTS) -> WindowJoinSpec:
+    time = None if isinstance(window, type(wm.rows(1))) else "t"
+    return WindowJoinSpec(SCHEMA, SCHEMA, parse_on("k"), output=output, window=parse_windows(window, time))
+
+
+def rows(start: int, count: int, keys: int = 50) -> pa.RecordBatch:
+    times = np.arange(start, start + count)
+    return pa.record_batch([times * 7 % keys, times, times * 0.5], schema=SCHEMA)
+
+
+def work_off(join: object, now: float = 0.0) -> Cost:
+    cost = Cost()
+    while True:
+        step = join.poll(now, 1000)  # type: ignore[attr-defined]
+        join.check()  # type: ignore[attr-defined]
+        cost += step.cost
+        if step.status is not Status.HAS_OUTPUT:
+            return cost
+
+
+def expected(count: int, window: int, keys: int = 50) -> int:
+    times = np.arange(count)
+    near = np.abs(times[:, None] - times[None, :]) <= window
+    return int((near & ((times * 7 % keys)[:, None] == (times * 7 % keys)[None, :])).sum())
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_state_stays_bounded_however_long_it_runs(name: str) -> None:
+    store = MemoryStore()
+    join = WINDOW_ALGORITHMS[name](spec_of(300), 200_000 if name == "symmetric_window" else 66_000, store)
+    results, held, segments = 0, [], []
+    for start in range(0, 12_000, 200):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 200)))
+            results += work_off(join).results
+        held.append(join.window_rows)
+        segments.append(len(store.names()))
+    for side in (0, 1):
+        join.receive(End(side))
+    results += work_off(join).results
+    assert results == expected(12_000, 300)
+    assert max(held[30:]) <= max(held[5:30]) * 1.2 < 4_000
+    if join.spills:
+        assert 0 < max(segments) < 40 and join.events["expired segments"] > 5
+        assert store.names() == [], "nothing is left on disk"
+
+
+@pytest.mark.parametrize("name", SPILLING)
+def test_windows_that_fit_never_touch_the_disk(name: str) -> None:
+    join = WINDOW_ALGORITHMS[name](spec_of(100), 1 << 20, MemoryStore())
+    for start in range(0, 20_000, 500):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 500)))
+            assert work_off(join).pages_written == 0
+    assert join.window_rows < 3_000 and not join.events["dumps"]
+
+
+@pytest.mark.parametrize("name", SPILLING)
+def test_a_silence_is_used_for_the_disk(name: str) -> None:
+    join = WINDOW_ALGORITHMS[name](spec_of(2_000), 66_000, MemoryStore())
+    for start in range(0, 2_000, 100):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 100)))
+            work_off(join)
+    before = join.events["scans"]
+    join.receive(Stall())
+    step = join.poll(0.0, 10)
+    while step.status is Status.HAS_WORK:
+        assert join.phase == "reactive"
+        step = join.poll(0.0, 1000)
+    assert step.status is Status.NEED_INPUT and join.events["scans"] > before
+
+
+def test_a_window_too_large_for_memory_says_so() -> None:
+    join = WINDOW_ALGORITHMS["symmetric_window"](spec_of(10**6), 60_000, MemoryStore())
+    join.receive(Arrive(0, rows(0, 10_000)))
+    with pytest.raises(BudgetError, match="use algorithm='ah_ewj'"):
+        work_off(join)
+
+
+def test_auto() -> None:
+    assert choose_window(spec_of(wm.rows(100)), 1 << 20)[0].name == "symmetric_window"
+    assert choose_window(spec_of(wm.rows(10**7)), 1 << 20)[0].name == "ah_ewj"
+    chosen, reason = choose_window(spec_of(100), 1 << 20)
+    assert chosen.name == "ah_ewj" and "spills when they do not" in reason
+    assert build_window(spec_of(100), 1 << 20, MemoryStore()).reason == reason
+
+
+def test_progress_of_a_window_join() -> None:
+    left = pa.Table.from_batches([rows(0, 5_000)])
+    late = pa.table({"k": [1], "t": [0], "v": [0.0]}, SCHEMA)
+    with wm.window_join(left, pa.concat_tables([left, late]), on="k", time="t", window=100, memory="4 MiB") as result:
+        found = sum(batch.num_rows for batch in result)
+        progress = result.progress
+    assert found == progress.rows_out == expected(5_000, 100)
+    assert progress.late == (0, 1) and progress.delays is not None and 0 <= progress.delays[0] <= progress.delays[1]
+    assert "delay" in str(progress) and progress.algorithm == "ah_ewj"
+
+
+def test_delays_in_the_simulator_are_those_of_the_later_row() -> None:
+    tables = [pa.Table.from_batches([rows(0, 3_000)]) for _ in (0, 1)]
+    schedule = Schedule(tables, [np.arange(3_000) / 100, np.arange(3_000) / 100])
+    windows = parse_windows(200, "t")
+    free = wm.simulate("ah_ewj", schedule, on="k", memory="4 MiB", windows=windows, delays=True, cost=FREE, quantum=0)
+    assert free.delays is not None and free.delays.count == free.total == expected(3_000, 200)
+    assert free.delays.mean == 0.0
+    slow = wm.simulate("ah_ewj", schedule, on="k", memory=66_000, windows=windows, delays=True)
+    assert slow.delays is not None and slow.total == free.total
+    assert slow.delays.mean > 0.001
