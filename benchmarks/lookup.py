@@ -43,6 +43,8 @@ class Served:
 
     rows_a_second: float
     found: int
+    mean: float = 0.0
+    """Delay from a row's arrival to its last partner, in seconds, as are its quantiles."""
     p50: float = 0.0
     p99: float = 0.0
     read: int = 0
@@ -120,13 +122,15 @@ def _contestants(inputs: Inputs, stream: pa.Table, settings: Settings) -> dict[s
     contestants: dict[str, Callable[[], Served]] = {
         "range": lambda: drive(inputs.ranges, stream, inputs.memory),
         "hash": lambda: drive(inputs.hashes, stream, inputs.memory),
+        "meshjoin": lambda: drive(inputs.ranges, stream, inputs.memory, "meshjoin"),
     }
     few = stream.slice(0, PEER_ROWS)
     if settings.peers:
         contestants["duckdb"] = lambda: _duckdb(inputs.parquet, few)
         contestants["polars"] = lambda: _polars(inputs.parquet, few)
         contestants["sqlite"] = lambda: _sqlite(inputs.sqlite, stream.slice(0, SQLITE_ROWS))
-    drive(inputs.ranges, stream.slice(0, 2 * BATCH_ROWS), inputs.memory)  # kernels are compiled
+    for algorithm in ("partitioned", "meshjoin"):  # kernels are compiled
+        drive(inputs.ranges, stream.slice(0, 2 * BATCH_ROWS), inputs.memory, algorithm)
     return contestants
 
 
@@ -164,7 +168,13 @@ def drive(
     figures = operator.figures()
     operator.close()
     return Served(
-        rows / seconds, found, figures["delay_p50"], figures["delay_p99"], figures["bytes_read"], figures["hits"] / rows
+        rows / seconds,
+        found,
+        operator.answers.delays.mean,
+        figures["delay_p50"],
+        figures["delay_p99"],
+        figures["bytes_read"],
+        figures["hits"] / rows,
     )
 
 
@@ -215,6 +225,9 @@ def _figures(name: str, runs: dict[str, list[Served]]) -> Iterator[Figure]:
     for peer, bound in (("duckdb", 5.0), ("polars", 5.0), ("sqlite", 10.0)):
         if peer in runs:
             yield Figure(f"{name}, range; {peer}", rate("range"), "k rows/s", rate(peer), Target(">=", bound, True))
+    yield Figure(f"{name}, meshjoin", rate("meshjoin"), "k rows/s")
+    delays = [middle(runs[who], lambda run: 1e3 * run.mean) for who in ("range", "meshjoin")]
+    yield Figure(f"{name}, mean delay; meshjoin", delays[0], "ms", delays[1], Target("<=", 0.1, True))
     for kind in ("range", "hash"):
         yield Figure(f"{name}, {kind}: from memory", middle(runs[kind], lambda run: 100 * run.hits), "%")
         yield Figure(f"{name}, {kind}: read", middle(runs[kind], lambda run: run.read / 1e6), "MB")

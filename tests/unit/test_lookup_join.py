@@ -18,6 +18,9 @@ import watersmeet as wm
 from watersmeet.cli import run
 from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
+from watersmeet.joins.index_nested_loop import IndexNestedLoop
+from watersmeet.joins.lookups import LookupJoin
+from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.policies.join_memory import ArrivalFrequency, victims
 from watersmeet.spill import MemoryStore
@@ -157,12 +160,12 @@ def operator(rows: int = 400, memory: int | None = None, **options: Any) -> Part
     return Partitioned(spec, least + (memory or 0), MemoryStore(), relation.reader, **options)
 
 
-def feed(join: Partitioned, skus: list[int], now: float = 0.0) -> int:
+def feed(join: LookupJoin, skus: list[int], now: float = 0.0) -> int:
     join.receive(Arrive(0, sold(skus).combine_chunks().to_batches()[0]))
     return drain(join, now)
 
 
-def drain(join: Partitioned, now: float = 0.0) -> int:
+def drain(join: LookupJoin, now: float = 0.0) -> int:
     rows, status = 0, Status.HAS_OUTPUT
     while status is Status.HAS_OUTPUT:
         step = join.poll(now, 10_000)
@@ -195,6 +198,18 @@ def test_nobody_waits_too_long() -> None:
     assert join.poll(10.4, 100).out is None
     assert drain(join, 10.6) == 1 and join.wake_at() is None
     assert 0.5 < join.answers.delays.quantile(0.5) < 0.7
+
+
+def test_a_join_without_a_moment_to_spare_lets_rows_wait_longer() -> None:
+    join = operator(memory=64 * 1024, max_delay=0.5)
+    join.receive(Arrive(0, sold([1, 2, 3]).to_batches()[0]))
+    for step in range(40):
+        join._must_poll = True  # never idle between two polls
+        join.poll(step * 0.05, 1)
+    assert join.wake_at() == 5.0 and join.rows_waiting == 3, "ten times as long"
+    drain(join, 3.0)
+    join.poll(9.0, 1)
+    assert join._patience == 0.5, "idle for a long time: promptness is back"
 
 
 def test_a_full_buffer_is_drained_largest_first() -> None:
@@ -233,6 +248,41 @@ def test_the_worked_decay_and_equation_6_1() -> None:
     assert victims(counts, sizes, np.array([1, 2]), 0, rho=0.25, free=100) == [2]
     assert victims(counts, sizes, np.array([1, 2]), 0, rho=0.25, free=0) is None, "equation 6.2: no room"
     assert victims(counts, sizes, np.array([1]), 0, rho=0.25, free=100) is None, "wanted more for its size"
+
+
+def test_a_mesh_row_leaves_when_the_whole_relation_has_passed() -> None:
+    relation = StoredRelation.in_memory(products(400), ("sku",), theta=1024)
+    spec = LookupSpec(sold([]).schema, relation.schema, lookup_conditions("sku", relation.on), "left")
+    join = MeshJoin(spec, 200_000, MemoryStore(), relation.reader)
+    scan = len(relation.latest.ids)
+    assert scan > 5 and join.capacity >= 1_000
+    share = join.capacity // scan
+    assert feed(join, [7] * (share - 1)) == 0 and join.cost.seeks == 0, "the queue segment is not full"
+    found = feed(join, [7])
+    assert join.cost.seeks == 1 and found in (0, share)
+    for turn in range(2, scan):
+        found += feed(join, [1_000] * share)
+        assert join.cost.seeks == turn and join.rows_waiting == turn * share
+    found += feed(join, [1_000] * share)
+    assert join.cost.seeks == scan and join.rows_waiting == (scan - 1) * share and found == share
+    join.receive(End(0))
+    assert found + drain(join) == scan * share and join.phase == "done"
+    assert join.answers.misses == (scan - 1) * share
+
+
+def test_nested_loops_read_each_page_once_as_long_as_it_fits() -> None:
+    relation = StoredRelation.in_memory(products(4_000), ("sku",), theta=64 * 1024)
+    spec = LookupSpec(sold([]).schema, relation.schema, lookup_conditions("sku", relation.on))
+    least = IndexNestedLoop.least_memory(spec, relation.reader)
+    skus = np.random.default_rng(1).integers(0, 4_000, 3_000).tolist()
+    plenty, scarce = (
+        IndexNestedLoop(spec, memory, MemoryStore(), relation.reader) for memory in (least + 4_000_000, least)
+    )
+    assert feed(plenty, skus) == feed(scarce, skus) == 3_000
+    pages = -(-relation.nbytes // 4096)
+    assert plenty.cost.pages_read <= pages + len(relation.latest.ids) < scarce.cost.pages_read
+    before = plenty.cost.pages_read
+    assert feed(plenty, skus) == 3_000 and plenty.cost.pages_read == before and plenty.hits > 0
 
 
 def test_a_snapshot_of_a_version_that_is_gone_is_refused() -> None:

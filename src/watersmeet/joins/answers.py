@@ -85,7 +85,7 @@ class Asked:
 class Answers:
     """What all units of one operator share: the plan of columns, the buffer of candidates, the counts."""
 
-    def __init__(self, spec: LookupSpec, capacity: int, output_bytes: int) -> None:
+    def __init__(self, spec: LookupSpec) -> None:
         self.spec = spec
         self.codec = KeyCodec(spec.pairs)
         self.gives_pairs = spec.how in ("inner", "left")
@@ -94,9 +94,7 @@ class Answers:
             RowPlan(spec.pairs, 0, exact_hash=False),
             RowPlan(spec.pairs if self.gives_pairs else keys_only, 1, exact_hash=False),
         )
-        self.probes = np.empty(capacity, np.int32)
-        self.rows = np.empty(capacity, np.int32)
-        self.output_bytes = output_bytes
+        self.resize(1, 1)
         self.meter = Meter()
         self.delays = Delays()
         self._proof = _proof(spec)
@@ -104,6 +102,12 @@ class Answers:
         """In microseconds, as the last poll told."""
         self.answered = 0
         self.misses = 0
+
+    def resize(self, capacity: int, output_bytes: int) -> None:
+        """Have room for so many candidates, and give batches of so many bytes."""
+        self.probes = np.empty(capacity, np.int32)
+        self.rows = np.empty(capacity, np.int32)
+        self.output_bytes = output_bytes
 
     def hash_proves(self, segment: RelationSegment) -> bool:
         """Whether rows of a segment that are found by their hash need not be compared."""

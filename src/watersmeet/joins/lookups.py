@@ -64,13 +64,13 @@ class LookupSizing:
         return self.pairs * PAIR_BYTES + 2 * self.output_bytes + 3 * self.input_bytes + self.catalogue_bytes
 
     @classmethod
-    def divide(cls, memory: int, version: Version) -> LookupSizing:
-        """Parts of a budget, as small as they can be where there is little."""
+    def divide(cls, spare: int, version: Version) -> LookupSizing:
+        """As small as they can be, or parts of what there is beyond the least."""
         widest = 2 * version.widest_row
         return cls(
-            pairs=_between(64, memory // 32 // PAIR_BYTES, 16_384),
-            output_bytes=_between(max(4 * _KIB, widest), memory // 32, max(8 << 20, widest)),
-            input_bytes=_between(4 * _KIB, memory // 32, 2 << 20),
+            pairs=_between(64, spare // 32 // PAIR_BYTES, 16_384),
+            output_bytes=_between(max(4 * _KIB, widest), spare // 32, max(8 << 20, widest)),
+            input_bytes=_between(4 * _KIB, spare // 32, 2 << 20),
             catalogue_bytes=2 * version.held_bytes + Delays.nbytes,
         )
 
@@ -102,9 +102,8 @@ class LookupJoin(ABC):
         self._claims: dict[str, Reservation] = {}
         self._pinned = relation.pin()
         self._check_relation()
-        sizing = LookupSizing.divide(memory, self.version)
-        self.answers = Answers(spec, sizing.pairs, sizing.output_bytes)
-        self.sizing = sizing
+        self.sizing = LookupSizing.divide(0, self.version)
+        self.answers = Answers(spec)
         self.hits = 0
         """Rows that found their partition in memory."""
         self._queue: deque[Waiting] = deque([Waiting(self._row_limit, self._pinned)])
@@ -199,14 +198,14 @@ class LookupJoin(ABC):
 
     def _set_up(self) -> None:
         """Lay everything out for the version at hand."""
-        self.sizing = LookupSizing.divide(self.budget.total, self.version)
         for claim in self._claims.values():
             claim.clear()
-        least = self.sizing.total + self._least_room(self.spec, self.version)
+        least = LookupSizing.divide(0, self.version).total + self._least_room(self.spec, self.version)
         if self.budget.total < least:
             self._too_little(least)
+        self.sizing = LookupSizing.divide(self.budget.total - least, self.version)
         self.claim("buffers", self.sizing.total)
-        self.answers.output_bytes = self.sizing.output_bytes
+        self.answers.resize(self.sizing.pairs, self.sizing.output_bytes)
         types = [self.spec.stream.field(equal.left).type for equal in self.spec.on]
         self._codec: PlaceCodec = self.version.design.codec_of(types)
         self._lay_out(self.budget.free)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.events import Step
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.joins.answers import Asked, MappedIndex, Unit
 from watersmeet.joins.lookups import LookupJoin
@@ -32,6 +33,10 @@ _MOST_SLOTS = 4096
 _ROWS_PER_EPOCH = 256
 """Of each partition, on average, if no epoch is given."""
 _NONE = np.iinfo(np.int64).max
+_SPARE = 0.1
+"""The share of its time that a join must be idle to read partitions for a few rows."""
+_LONGER = 10
+"""So many times as long rows may wait while it is not."""
 
 
 class Partitioned(LookupJoin):
@@ -48,7 +53,8 @@ class Partitioned(LookupJoin):
     The relation lies on disk in partitions: ranges of keys, or of hashes. Those in the join memory answer rows at once.
     Rows of the others wait, by partition, in a buffer that all share. A partition is read when `n_invoke` rows wait for
     it and none is arriving, when the buffer is full (then those with most rows, until a share `r_wb` of the rows is
-    gone), in a silence, and when a row has waited for `max_delay` seconds. A partition that was read stays in memory in
+    gone), in a silence, and when a row has waited for `max_delay` seconds (ten times that while the join is never
+    idle). A partition that was read stays in memory in
     place of one that is asked for less, for its size and by more than a fraction `rho`; how often it is asked for
     decays by `alpha` with every epoch of so many rows.
 
@@ -123,6 +129,8 @@ class Partitioned(LookupJoin):
         self._chunks: list[Int32] = []
         self._drain_to: int | None = None
         self._just_drained = False
+        self._patience = max_delay or 0.0
+        self._last_poll = self._busy = self._idle = 0.0
         super().__init__(spec, memory, store, relation)
 
     # --- memory ---
@@ -238,6 +246,26 @@ class Partitioned(LookupJoin):
         full = full[self._wait.part_rows[full] >= self._block]
         return self._probe(int(full[0])) if len(full) else None
 
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        if self._max_delay is not None:
+            self._measure_load(now, self._max_delay)
+        return super().poll(now, fuel)
+
+    def _measure_load(self, now: float, max_delay: float) -> None:
+        """Reading partitions for a few rows each costs time. Whoever has none to spare lets rows wait longer, or would
+        fall behind, and read for fewer and fewer rows.
+        """
+        passed, self._last_poll = max(0.0, now - self._last_poll), now
+        if self._must_poll:
+            self._busy += passed
+        else:
+            self._idle += passed
+        whole = self._busy + self._idle
+        if whole >= max_delay:
+            self._patience = max_delay if self._idle > _SPARE * whole else _LONGER * max_delay
+            self._busy = self._idle = 0.0
+
     # --- the wait buffer ---
 
     @property
@@ -300,7 +328,7 @@ class Partitioned(LookupJoin):
             return self._probe_largest()
         if self._max_delay is not None:
             part = int(np.argmin(self._oldest))
-            if self._oldest[part] <= self.answers.now - self._max_delay * 1e6:
+            if self._oldest[part] <= self.answers.now - self._patience * 1e6:
                 return self._probe(part)
         return None
 
@@ -316,7 +344,7 @@ class Partitioned(LookupJoin):
         """When the oldest row has waited for `max_delay`."""
         if self._max_delay is None or not self._wait.rows:
             return None
-        return float(self._oldest.min()) / 1e6 + self._max_delay
+        return float(self._oldest.min()) / 1e6 + self._patience
 
     def _last_unit(self, changed: NDArray[np.bool_] | None) -> Unit | None:
         self._drain_to = None
