@@ -15,9 +15,18 @@ from experiments.model import Experiment
 from experiments.pool import run_all
 from experiments.rpj_figures import EXPERIMENTS as RPJ_FIGURES
 from experiments.rpj_flush import EXPERIMENTS as RPJ_FLUSH
+from experiments.window_joins import EXPERIMENTS as WINDOW_JOINS
 from watersmeet.core.errors import SpecError
 
-EXPERIMENTS: Sequence[Experiment] = (*RPJ_FIGURES, *RPJ_FLUSH, *DINER_FIGURES, *DINER_DELAYS, *MJOIN, *HYBRID)
+EXPERIMENTS: Sequence[Experiment] = (
+    *RPJ_FIGURES,
+    *RPJ_FLUSH,
+    *DINER_FIGURES,
+    *DINER_DELAYS,
+    *MJOIN,
+    *WINDOW_JOINS,
+    *HYBRID,
+)
 
 
 def main(args: argparse.Namespace) -> int:
