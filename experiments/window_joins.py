@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,11 @@ def run(
     held = window_row_bytes(WindowPlan(replace(spec, output=Output.COUNTS), 0, WindowCodec(spec)).types) + 24
     rows_in_memory = (memory or paper.memory) / paper.row
     size = int(rows_in_memory * scale * held) + 60_000
-    operator = (EWJ if join == "ewj" else AHEWJ)(spec, size, MemoryStore(), **_options(join))
+    operator: EWJ | AHEWJ
+    if join == "ewj":
+        operator = EWJ(spec, size, MemoryStore())
+    else:
+        operator = AHEWJ(spec, size, MemoryStore(), shares=Shares(least_recent=0.3))
     page_rows = operator.sizing.page_bytes / (held - 24)
     cost = CostModel().with_disk(
         seek=WINDOWS.seek * scale, latency=WINDOWS.latency * scale, bandwidth=WINDOWS.bandwidth,
@@ -70,10 +75,6 @@ def run(
         },
         {"buffered": _sampled(trace.time / scale, trace.input_buffer / scale, paper.seconds)},
     )
-
-
-def _options(join: str) -> dict[str, object]:
-    return {} if join == "ewj" else {"shares": Shares(least_recent=0.3)}
 
 
 def _stream(
@@ -203,7 +204,7 @@ EXPERIMENTS = [
         "AH-EWJ: memory",
         _AH_MEMORY,
         [Claim(f"{value}-falls", f"More memory means less {word}.", "it falls",
-               lambda results, value=value: _falls(results, _AH_MEMORY, value))
+               partial(_falls, cells=_AH_MEMORY, value=value))
          for value, word in (("delay", "delay"), ("cpu", "CPU time"), ("disk", "disk time"))],
         _panels(_AH_MEMORY, [memory / 1e6 for memory in WINDOWS.memories], "memory, MB"),
     ),
