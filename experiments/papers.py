@@ -202,7 +202,7 @@ class Windows:
     seek: float = 0.0054
     latency: float = 0.003
     bandwidth: float = 20e6
-    faster: float = 18.0
+    faster: float = 26.0
 
 
 WINDOWS = Windows()

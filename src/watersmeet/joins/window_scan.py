@@ -194,6 +194,7 @@ class Scan:
     def finish(self) -> None:
         """The rows have met everything."""
         self._index.close()
+        self._rows.release()
         self._rows.settle()
         self._filter.clear()
         if self.updates:

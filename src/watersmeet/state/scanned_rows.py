@@ -69,6 +69,7 @@ class ScannedRows:
         self._set_blocks(blocks)
         self._set_pages()
         self._last: tuple[Int32, list[_Group]] | None = None
+        self._touched: list[Piece] = []
 
     def _set_blocks(self, blocks: list[tuple[Piece, Int64]]) -> None:
         none = np.empty(0, np.int64)
@@ -147,17 +148,28 @@ class ScannedRows:
                 group.rows
             ]
 
+    def release(self) -> None:
+        """Let pages that were gathered from leave this process's memory."""
+        for piece in self._touched:
+            self._disk.release(piece)
+        self._touched.clear()
+        self._last = None
+
     def _groups(self, rows: Int32) -> list[_Group]:
         """The rows by pages; every column is asked for the same rows in turn."""
         if self._last is not None and self._last[0] is rows:
             return self._last[1]
+        self.release()
         pages = np.searchsorted(self._pages[:, 0], rows, side="right") - 1
         cuts = np.flatnonzero(np.diff(pages)) + 1
         found: list[_Group] = []
         first = 0
         for some in np.split(rows, cuts) if len(rows) else []:
             place, stretch, page, row = self._pages[pages[first]].tolist()
-            batch = self._disk.read(self.stretches[stretch].piece, page)
+            piece = self.stretches[stretch].piece
+            if not self._touched or self._touched[-1] is not piece:
+                self._touched.append(piece)
+            batch = self._disk.read(piece, page)
             found.append(_Group(batch, (some - (place - row)).astype(np.int32), first))
             first += len(some)
         self._last = (rows, found)

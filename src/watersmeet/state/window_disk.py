@@ -213,6 +213,7 @@ class WindowDisk:
             end = min(stop, piece.ends[number])
             yield page.slice(start - before, end - start)
             start = end
+        self.release(piece)
 
     def release(self, piece: Piece) -> None:
         """Let what was read of a segment leave this process's memory."""
