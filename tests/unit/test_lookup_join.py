@@ -19,7 +19,7 @@ from watersmeet.cli import run
 from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
 from watersmeet.joins.index_nested_loop import IndexNestedLoop
-from watersmeet.joins.lookups import LookupJoin
+from watersmeet.joins.lookups import LookupJoin, Waiting
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.policies.join_memory import ArrivalFrequency, victims
@@ -189,6 +189,16 @@ def test_rows_wait_for_each_other_and_a_partition_stays() -> None:
     assert join.cost.seeks == 2, "a silence is used for those who wait"
     join.receive(End(0))
     assert drain(join) == 0 and join.phase == "done"
+
+
+def test_rows_that_arrive_together_are_taken_together() -> None:
+    join = operator(memory=8 << 20, max_delay=None)
+    join.receive(Arrive(0, sold(list(range(400)) * 10).combine_chunks().to_batches()[0]))
+    assert join.poll(0.0, 10**6).status is Status.NEED_INPUT and join.rows_waiting == 4_000
+    assert join.cost.seeks == 0
+    queue = Waiting(join._queue[0]._limit, join._pinned)
+    queue.add(sold(list(range(20_000))).combine_chunks().to_batches()[0])
+    assert queue.next()[0].num_rows >= 10_000, "as many at once as the memory allows, not as the least would"
 
 
 def test_nobody_waits_too_long() -> None:

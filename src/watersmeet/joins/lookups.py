@@ -106,7 +106,7 @@ class LookupJoin(ABC):
         self.answers = Answers(spec)
         self.hits = 0
         """Rows that found their partition in memory."""
-        self._queue: deque[Waiting] = deque([Waiting(self._row_limit, self._pinned)])
+        self._queue: deque[Waiting] = deque()
         self._arrival: Asked | None = None
         self._unit: Unit | None = None
         self._resumed: deque[tuple[pa.RecordBatch, Int64]] = deque()
@@ -119,6 +119,7 @@ class LookupJoin(ABC):
         self._saved: tuple[int, Snapshot] | None = None
         self._steps = 0
         self._set_up()
+        self._queue.append(Waiting(self._row_limit, self._pinned))
 
     # --- what the operators differ in ---
 
