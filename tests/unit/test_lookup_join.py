@@ -212,13 +212,14 @@ def test_nobody_waits_too_long() -> None:
 
 def test_a_join_without_a_moment_to_spare_lets_rows_wait_longer() -> None:
     join = operator(memory=64 * 1024, max_delay=0.5)
-    join.receive(Arrive(0, sold([1, 2, 3]).to_batches()[0]))
-    for step in range(40):
+    for step in range(100):
         join._must_poll = True  # never idle between two polls
-        join.poll(step * 0.05, 1)
-    assert join.wake_at() == 5.0 and join.rows_waiting == 3, "ten times as long"
-    drain(join, 3.0)
-    join.poll(9.0, 1)
+        join.poll(step * 0.1, 1)
+    assert feed(join, [1], now=10.0) == 0 and join.wake_at() == 15.0, "ten times as long, and no longer"
+    assert drain(join, 11.0) == 0 and join.rows_waiting == 1
+    for step in range(20):
+        join._must_poll = False
+        join.poll(20.0 + step, 1)
     assert join._patience == 0.5, "idle for a long time: promptness is back"
 
 

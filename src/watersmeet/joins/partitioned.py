@@ -33,10 +33,10 @@ _MOST_SLOTS = 4096
 _ROWS_PER_EPOCH = 256
 """Of each partition, on average, if no epoch is given."""
 _NONE = np.iinfo(np.int64).max
-_SPARE = 0.1
-"""The share of its time that a join must be idle to read partitions for a few rows."""
-_LONGER = 10
-"""So many times as long rows may wait while it is not."""
+_SCARCE, _SPARE = 0.1, 0.25
+"""Idle for less than this share of its time, a join lets rows wait longer; for more than that, shorter again."""
+_LONGEST = 10
+"""So many times as long as they should they wait at most."""
 
 
 class Partitioned(LookupJoin):
@@ -53,8 +53,8 @@ class Partitioned(LookupJoin):
     The relation lies on disk in partitions: ranges of keys, or of hashes. Those in the join memory answer rows at once.
     Rows of the others wait, by partition, in a buffer that all share. A partition is read when `n_invoke` rows wait for
     it and none is arriving, when the buffer is full (then those with most rows, until a share `r_wb` of the rows is
-    gone), in a silence, and when a row has waited for `max_delay` seconds (ten times that while the join is never
-    idle). A partition that was read stays in memory in
+    gone), in a silence, and when a row has waited for `max_delay` seconds (up to ten times that while the join is
+    hardly ever idle). A partition that was read stays in memory in
     place of one that is asked for less, for its size and by more than a fraction `rho`; how often it is asked for
     decays by `alpha` with every epoch of so many rows.
 
@@ -263,7 +263,10 @@ class Partitioned(LookupJoin):
             self._idle += passed
         whole = self._busy + self._idle
         if whole >= max_delay:
-            self._patience = max_delay if self._idle > _SPARE * whole else _LONGER * max_delay
+            if self._idle < _SCARCE * whole:
+                self._patience = min(_LONGEST * max_delay, 1.5 * self._patience)
+            elif self._idle > _SPARE * whole:
+                self._patience = max(max_delay, self._patience / 1.25)
             self._busy = self._idle = 0.0
 
     # --- the wait buffer ---
