@@ -22,6 +22,7 @@ from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.pmj import PMJ
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.rpj import RPJ
+from watersmeet.joins.rpwj import RPWJ
 from watersmeet.joins.symmetric_hash import SymmetricHash
 from watersmeet.joins.symmetric_window import SymmetricWindow
 from watersmeet.joins.tree import JoinTree
@@ -112,7 +113,7 @@ def build_lookup(
     return operator
 
 
-WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, EWJ, SymmetricWindow)}
+WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, EWJ, RPWJ, SymmetricWindow)}
 """Every window join by its name; being listed here puts it through the conformance suite for windows."""
 
 

@@ -11,6 +11,7 @@ from watersmeet.checks import ConformanceError
 from watersmeet.checks.windows import conform_windows
 from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.state.encounters import FOREVER, Encounters
+from watersmeet.state.run_meetings import Meetings
 from watersmeet.state.window_rows import Timing
 
 CASES = 60
@@ -43,12 +44,43 @@ def evicted_means_always_there(stays: Any, blocks: Any, arrived: Any) -> Any:
     return real_in_frequent(wider, blocks, arrived)
 
 
+def never_together(left: Any, arrived: Any) -> Any:
+    """Rows that were in memory together meet again."""
+    return np.zeros(len(left), np.bool_)
+
+
+def no_md_times(self: Meetings, side: int, part: int, departed: int = FOREVER) -> int:
+    """No md-task is remembered."""
+    return 0
+
+
+def no_md_times_of_runs(self: Meetings, side: int, part: int, departed: int = FOREVER) -> int:
+    """Only the last md-task is remembered, which is all that another one needs; but dd-tasks need the others."""
+    return real_met_disk(self, side, part) if departed == FOREVER else 0
+
+
+def md_times_for_ever(self: Meetings, side: int, part: int, departed: int = FOREVER) -> int:
+    """A run's rows count as met up to the end of their stay, not up to the md-task within it."""
+    return real_met_disk(self, side, part) if departed == FOREVER else departed
+
+
+def no_last_dd(self: Meetings, side: int, part: int, departed: int) -> bool:
+    """No dd-task is remembered."""
+    return False
+
+
+def last_dd_of_the_future(self: Meetings, side: int, part: int, departed: int) -> bool:
+    """Runs that left memory after the last dd-task count as seen by it."""
+    return bool(self._last_dd[side, part])
+
+
 def expired_a_little_early(self: Timing, side: int, newest: int, count: int) -> int:
     return real_expired_before(self, side, newest, count) + 2
 
 
 real_in_frequent = Encounters.in_frequent
 real_expired_before = Timing.expired_before
+real_met_disk = Meetings.met_disk
 
 MUTANTS: dict[str, tuple[str, type, str, Any]] = {
     "no minBN": ("ah_ewj", Encounters, "in_recent", staticmethod(never_in_recent)),
@@ -56,6 +88,12 @@ MUTANTS: dict[str, tuple[str, type, str, Any]] = {
     "frequent blocks met again": ("ah_ewj", Encounters, "in_frequent", staticmethod(never_in_frequent)),
     "no evicted list": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_never_there)),
     "evicted for ever": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_always_there)),
+    "met in memory and again on disk": ("rpwj", Meetings, "together", staticmethod(never_together)),
+    "no md times": ("rpwj", Meetings, "met_disk", no_md_times),
+    "no md times of runs": ("rpwj", Meetings, "met_disk", no_md_times_of_runs),
+    "md times for ever": ("rpwj", Meetings, "met_disk", md_times_for_ever),
+    "no lastDD": ("rpwj", Meetings, "merged", no_last_dd),
+    "lastDD of the future": ("rpwj", Meetings, "merged", last_dd_of_the_future),
     "expired early": ("symmetric_window", Timing, "expired_before", expired_a_little_early),
 }
 

@@ -21,7 +21,7 @@ from watersmeet.spill.file_store import FileStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 CHUNKS = 40 if DEEP else 3
-CASES = 50 if DEEP else 40
+CASES = 50 if DEEP else 30
 OPERATORS = sorted(WINDOW_ALGORITHMS.values(), key=lambda operator_class: str(operator_class.name))
 
 

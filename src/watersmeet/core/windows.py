@@ -274,6 +274,13 @@ class WindowJoinSpec(JoinSpec):
             raise SpecError("a window slides by more than nothing; leave slide out if it is to follow every row")
         return self._bounds(0, step), self._bounds(1, step)
 
+    def seconds(self, side: int) -> float | None:
+        """The length of a window; None if it has none that seconds can tell."""
+        bounds = self.bounds[side]
+        if self.counted or bounds.since is not None or self._tick is None:
+            return None
+        return (bounds.span + bounds.step - 1) * self._tick / 1e9
+
     @cached_property
     def lateness(self) -> int:
         """By how many units a row may be older than the newest of its input."""

@@ -25,16 +25,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.events import Status
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.frequent import Frequent, load_block
 from watersmeet.joins.progressive import Arrival, Task
+from watersmeet.joins.suspending import SuspendingWindowJoin
 from watersmeet.joins.window_scan import Scan
-from watersmeet.joins.windowed import WindowJoin
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
-from watersmeet.state.delays import Marks
 from watersmeet.state.encounters import Encounters
 from watersmeet.state.intake import Received
 from watersmeet.state.lookup import Lookup
@@ -53,7 +51,7 @@ _LARGEST_PAGE = 4 << 20
 _LARGER_PAGES_FROM = 1 << 20
 
 
-class SpillingWindowJoin(WindowJoin):
+class SpillingWindowJoin(SuspendingWindowJoin):
     """The frame of a window join that spills."""
 
     def __init__(
@@ -91,12 +89,9 @@ class SpillingWindowJoin(WindowJoin):
         """All copies of blocks on disk, by what they are for."""
         self._spare = self.budget.reservation("room for the entry of a dump")
         self._spare.grow(self._spare_bytes)
-        self.marks = Marks()
-        self.delayed = 0
-        """Rows that had left their window before they had met everything on disk."""
+        self.filters = (claim("filter of a left scan"), claim("filter of a right scan"))
         self._expired_at: tuple[int, ...] = ()
         """What expiry depends on, when it was last looked at."""
-        self._suspended: Arrival | None = None
         self._aside: list[Scan | None] = [None, None]
 
     @classmethod
@@ -148,9 +143,9 @@ class SpillingWindowJoin(WindowJoin):
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Count fresh rows."""
+        super().rows_kept(side, parts)
         self.last_kept[side] = self.clock
         self.fresh_rows[side] += len(parts)
-        self.marks.add(self.clock, self.now)
 
     def slice_taken(self, side: int) -> None:
         """Rows that arrive while nothing of the other side has left memory have nothing to meet on disk."""
@@ -176,7 +171,7 @@ class SpillingWindowJoin(WindowJoin):
         """Make room for rows, unless the disk's turn comes first."""
         side = arrival.side
         if self.needs_probe(side) and self.probe_due(side):
-            self._suspend_for(side)
+            self._suspend_for(self.scan(side))
             return 0
         return super().admit(arrival, count)
 
@@ -184,14 +179,9 @@ class SpillingWindowJoin(WindowJoin):
         sides = [side for side in (0, 1) if self.needs_probe(side)]
         if not sides:
             return False
-        self._suspend_for(max(sides, key=lambda side: self.tables[side].row_bytes * self.fresh_rows[side]))
+        side = max(sides, key=lambda side: self.tables[side].row_bytes * self.fresh_rows[side])
+        self._suspend_for(self.scan(side))
         return True
-
-    def _suspend_for(self, side: int) -> None:
-        assert isinstance(self._task, Arrival)
-        self._task.lookup = None  # it is done; what a snapshot must know of is the rest of the batch
-        self._suspended = self._task
-        self._task = self.scan(side)
 
     def scan(self, side: int) -> Scan:
         """The scan for a side that was set aside, or a new one."""
@@ -205,22 +195,22 @@ class SpillingWindowJoin(WindowJoin):
     def scan_ended(self, scan: Scan) -> None:
         """Rows have met all of the other side's disk."""
         self.events["scans"] += 1
-        self._count_delayed(scan)
+        self._settle(scan)
         self._all_probed(scan.side, scan.until)
         self.marks.forget(min(self.probed))
         self.expire()
 
-    def _count_delayed(self, scan: Scan) -> None:
-        table, bound = self.tables[scan.side], self.expired_before(scan.side)
-        if self._closed[1 - scan.side]:
+    def _settle(self, scan: Scan) -> None:
+        if not self.perhaps_delayed(scan.side):
             return
+        table = self.tables[scan.side]
         for part, queue in enumerate(table.queues):
             for block in queue:
-                if table.last_tick[block] > scan.since and table.earliest[block] < bound:
+                if table.last_tick[block] > scan.since:
                     rows = table.rows_in(part, block)
                     ticks = table.ticks(rows)
                     mine = (ticks > scan.since) & (ticks <= scan.until)
-                    self.delayed += int(np.count_nonzero(mine & (table.times(rows) < bound)))
+                    self.rows_settled(scan.side, table.times(rows[mine]), ticks[mine])
 
     @property
     def window_rows(self) -> int:
@@ -328,7 +318,7 @@ class SpillingWindowJoin(WindowJoin):
         self.events["dumps"] += 1
         return True
 
-    def _may_drop(self, side: int, block: int) -> bool:
+    def _may_drop(self, side: int, part: int, block: int) -> bool:
         return bool(self.tables[side].last_tick[block] <= self.probed[side]) or not self.disks[1 - side].absent
 
     def least_floor(self, side: int, since: int) -> int:
@@ -386,22 +376,6 @@ class SpillingWindowJoin(WindowJoin):
         return bool(piece.latest[place] >= self.expired_before(side))
 
     # --- work ---
-
-    def _work(self, fuel: int) -> int:
-        if self._suspended is not None and self._task is not None:
-            if not self._task.done:
-                return self._task.work(fuel)
-            self._task.finish()
-            self._task, self._suspended = self._suspended, None
-        return super()._work(fuel)
-
-    def _status(self) -> Status:
-        return Status.HAS_OUTPUT if self._suspended is not None else super()._status()
-
-    @property
-    def phase(self) -> str:
-        """Arriving, reactive, clean-up or done."""
-        return "arriving" if self._suspended is not None else super().phase
 
     def _input_closed(self, side: int) -> None:
         self.expire()
@@ -466,13 +440,6 @@ class SpillingWindowJoin(WindowJoin):
             if not claim():
                 raise BudgetError("the snapshot does not fit into this memory; allow a little more")
 
-    def waiting(self, side: int) -> list[Received]:
-        """One input's rows that are not in memory yet."""
-        waiting = super().waiting(side)
-        if self._suspended is not None and self._suspended.side == side:
-            waiting.insert(0, self._suspended.unfinished())
-        return waiting
-
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return [name for disk in self.disks for name in disk.segments()], {
             "disks": [disk.to_state() for disk in self.disks],
@@ -481,7 +448,6 @@ class SpillingWindowJoin(WindowJoin):
             "probed": list(self.probed),
             "dumped": self.dumped.tolist(),
             "last_kept": list(self.last_kept),
-            "suspended": None if self._suspended is None else self._suspended.to_state(),
             "aside": [None if scan is None else scan.to_state() for scan in self._aside],
         }
 
@@ -505,10 +471,6 @@ class SpillingWindowJoin(WindowJoin):
             if state["aside"][side] is not None:
                 scan = self._aside[side] = self._load_task(state["aside"][side])
                 scan.set_aside()
-        if state["suspended"] is not None:
-            at_hand = waiting[state["suspended"]["side"]].pop(0)
-            assert at_hand.numbers is not None
-            self._suspended = self._resumed_arrival(state["suspended"], at_hand.batch, at_hand.numbers)
         super()._load_tasks(state, waiting)
         self._keep_spare()
 

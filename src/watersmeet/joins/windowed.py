@@ -302,13 +302,13 @@ class WindowJoin(ProgressiveJoin):
         for side, table in enumerate(self.tables):
             bound = self.expired_before(side)
             for part, queue in enumerate(table.queues):
-                while queue and table.latest[queue[0]] < bound and self._may_drop(side, queue[0]):
+                while queue and table.latest[queue[0]] < bound and self._may_drop(side, part, queue[0]):
                     self.drop_oldest(side, part)
                     self.events["expired blocks"] += 1
                     some = True
         return some
 
-    def _may_drop(self, side: int, block: int) -> bool:
+    def _may_drop(self, side: int, part: int, block: int) -> bool:
         """Whether a block's rows have nothing left to look up."""
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,14 +113,26 @@ class ReactiveTask:
     side: int = 0
 
 
+class TaskCosts(Protocol):
+    """What tasks cost, by the runs and pages of partitions."""
+
+    def of_md_task(self, runs: Int64, pages: Int64) -> Float64:
+        """Joining memory with partitions of one side."""
+        ...
+
+    def of_dd_task(self, runs: Int64, pages: Int64, fan_in: int) -> Float64:
+        """Joining partitions of both sides."""
+        ...
+
+
 class BestRate:
     """RPJ's choice: of 2n md-tasks and n dd-tasks the one with the most expected results per cost."""
 
-    def __init__(self, reactive: str = "both", costs: AccessCosts | None = None) -> None:
+    def __init__(self, reactive: str = "both", costs: TaskCosts | None = None) -> None:
         if reactive not in KINDS:
             raise SpecError(f"reactive={reactive!r} is not understood; write 'md', 'dd' or 'both'")
         self._kinds = KINDS[reactive]
-        self._costs = costs or AccessCosts()
+        self._costs: TaskCosts = costs or AccessCosts()
 
     def rates(self, expected: ExpectedResults, runs: Int64, pages: Int64, fan_in: int) -> tuple[Float64, Float64]:
         """Expected results per cost of all md-tasks (by memory side and partition) and dd-tasks (by partition)."""

@@ -80,6 +80,11 @@ class Marks:
         self._ticks: list[int] = []
         self._times: list[float] = []
 
+    @property
+    def first(self) -> float | None:
+        """When the oldest rows arrived that somebody may ask for; None if there are none."""
+        return self._times[0] if self._times else None
+
     def add(self, tick: int, now: float) -> None:
         """Rows up to this tick have arrived by now."""
         self._ticks.append(tick)

@@ -49,13 +49,21 @@ class _Group:
 class ScannedRows:
     """Rows of some stretches by their places; blocks are told apart, since each left memory at a tick of its own."""
 
-    def __init__(self, disk: WindowDisk, types: Sequence[pa.DataType], until: int, floor: int) -> None:
+    def __init__(
+        self,
+        disk: WindowDisk,
+        types: Sequence[pa.DataType],
+        until: int,
+        floor: int,
+        pieces: Sequence[Piece] | None = None,
+    ) -> None:
+        """Of all segments, or of these, the blocks that left memory before a tick and have times from `floor` on."""
         self._disk = disk
         self._widths = [fixed_width(type_) for type_ in types]
         self.stretches: list[Stretch] = []
         blocks: list[tuple[Piece, Int64]] = []
         place = 0
-        for piece in disk.pieces:
+        for piece in disk.pieces if pieces is None else pieces:
             worth = (piece.left < until) & (piece.latest >= floor)
             if not worth.any():
                 continue

@@ -144,8 +144,29 @@ class WindowDisk:
         False, and nothing is written, if there is no memory to remember them.
         """
         spans = [table.rows_in(part, block) for part, block in blocks]
-        rows = np.concatenate(spans)
-        claimed = self.entry_bytes(len(blocks), count_pages(table, rows, page_bytes))
+        places = np.array([block for _, block in blocks], np.int64)
+        firsts = np.cumsum([0, *(len(span) for span in spans[:-1])])
+        left = np.full(len(blocks), FOREVER)
+        parts = [part for part, _ in blocks]
+        fields = [parts, firsts, table.earliest[places], table.latest[places], left, table.results[places]]
+        if not self._try_write(table, np.concatenate(spans), np.array(fields, np.int64), page_bytes):
+            return False
+        table.disk[places] = np.arange(self.next_block - len(blocks), self.next_block)
+        return True
+
+    def try_dump_run(self, table: WindowTable, part: int, tick: int, page_bytes: int) -> bool:
+        """Write a whole partition as one block, which leaves memory at this tick; False, and nothing is written, if
+        there is no memory to remember it.
+        """
+        places = np.array(table.queues[part], np.int64)
+        fields = [[part], [0], [table.earliest[places].min()], [table.latest[places].max()], [tick], [0]]
+        if not self._try_write(table, table.rows_of(part), np.array(fields, np.int64), page_bytes):
+            return False
+        self.absent += 1
+        return True
+
+    def _try_write(self, table: WindowTable, rows: Int32, blocks: Int64, page_bytes: int) -> bool:
+        claimed = self.entry_bytes(blocks.shape[1], count_pages(table, rows, page_bytes))
         if not self._claim.try_grow(claimed):
             return False
         number = self.next_block
@@ -157,15 +178,8 @@ class WindowDisk:
             raise
         self._meter.pages_written += len(ends)
         self._meter.seeks += 1
-        places = np.array([block for _, block in blocks], np.int64)
-        firsts = np.cumsum([0, *(len(span) for span in spans[:-1])])
-        left = np.full(len(blocks), FOREVER)
-        parts = [part for part, _ in blocks]
-        fields = [parts, firsts, table.earliest[places], table.latest[places], left, table.results[places]]
-        piece = Piece(number, ends, np.array(fields, np.int64))
-        self.pieces.append(piece)
-        table.disk[places] = np.arange(number, number + len(blocks))
-        self.next_block += len(blocks)
+        self.pieces.append(Piece(number, ends, blocks))
+        self.next_block += blocks.shape[1]
         return True
 
     def find(self, block: int) -> tuple[Piece, int]:
@@ -228,11 +242,15 @@ class WindowDisk:
             if piece.newest < before and int(piece.left.max()) < FOREVER and piece.number not in spared
         ]
         for piece in found:
-            self.pieces.remove(piece)
-            self.absent -= len(piece.left)
-            self._claim.shrink(piece.nbytes)
-            self._close(piece)
+            self.forget(piece)
         return [self.name(piece.number) for piece in found]
+
+    def forget(self, piece: Piece) -> None:
+        """Forget a segment, none of whose blocks is in memory."""
+        self.pieces.remove(piece)
+        self.absent -= len(piece.left)
+        self._claim.shrink(piece.nbytes)
+        self._close(piece)
 
     def close(self) -> None:
         """Unmap everything."""

@@ -250,6 +250,22 @@ class WindowTable:
             while queue:
                 self.drop_oldest(part)
 
+    def reset(self) -> None:
+        """Forget all rows, and give all memory back but that of the smallest index."""
+        self.clear()
+        self.trim(np.iinfo(np.int64).max)
+        self.shrink_index()
+
+    def shrink_index(self) -> bool:
+        """Give back the index of a table without rows, but the smallest; False if that is nothing."""
+        if self.rows or self._buckets == _FIRST_BUCKETS:
+            return False
+        self._index_claim.shrink(self._heads.nbytes)
+        self._buckets = _FIRST_BUCKETS
+        self._heads = np.zeros(self.layout.partitions * _FIRST_BUCKETS, np.int64)
+        self._index_claim.grow(self._heads.nbytes)
+        return True
+
     def trim(self, size: int) -> int:
         """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
         freed = self._blocks.trim(size)

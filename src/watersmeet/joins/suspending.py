@@ -1,0 +1,114 @@
+"""What window joins share whose arrivals sometimes have to wait for the disk: the wait, and how long rows took.
+
+```
+arrival ──▶ no room, or the disk's turn has come ──▶ suspended ──▶ a task goes through the disk ──▶ the arrival goes on
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.events import Status
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.joins.progressive import Arrival, Task
+from watersmeet.joins.windowed import WindowJoin
+from watersmeet.spill.store import Store
+from watersmeet.state.delays import Marks
+from watersmeet.state.intake import Received
+from watersmeet.state.sizing import Grain
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class SuspendingWindowJoin(WindowJoin):
+    """The frame of a window join in which a task may come before the arrival at hand."""
+
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
+        super().__init__(spec, memory, store, grain)
+        self.marks = Marks()
+        self.delayed = 0
+        """Rows that met the last of what they had to meet later than the length of their own window after they came;
+        0 if that length is not known in seconds."""
+        self.came_at: Callable[[Int64], Floats] | None = None
+        """When rows of these times came, where that is known better than from the first poll after it."""
+        self._lengths = spec.seconds(0), spec.seconds(1)
+        self._suspended: Arrival | None = None
+
+    # --- how long rows took ---
+
+    def rows_kept(self, side: int, parts: Int32) -> None:
+        """Take note of when rows came."""
+        self.marks.add(self.clock, self.now)
+
+    def add_delays(self, ticks: Int64) -> None:
+        """Results were found now whose later rows arrived at these ticks."""
+        arrived = self.marks.times(ticks)
+        if arrived is not None:
+            self.delays.add(((self.now - arrived) * 1e6).astype(np.int64))
+
+    def perhaps_delayed(self, side: int) -> bool:
+        """Whether rows that have met everything by now may have done so too late."""
+        length, first = self._lengths[side], self.marks.first
+        return length is not None and (self.came_at is not None or (first is not None and self.now - first > length))
+
+    def rows_settled(self, side: int, times: Int64, ticks: Int64) -> None:
+        """Rows have met everything that came before them."""
+        length = self._lengths[side]
+        if length is None:
+            return
+        came = self.marks.times(ticks) if self.came_at is None else self.came_at(times)
+        if came is not None:
+            self.delayed += int(np.count_nonzero(self.now - came > length))
+
+    # --- arrivals that wait ---
+
+    def _suspend_for(self, task: Task) -> None:
+        """Let the arrival at hand wait for a task."""
+        assert isinstance(self._task, Arrival)
+        self._task.lookup = None  # it is done; what a snapshot must know of is the rest of the batch
+        self._suspended = self._task
+        self._task = task
+
+    def _work(self, fuel: int) -> int:
+        if self._suspended is not None and self._task is not None:
+            if not self._task.done:
+                return self._task.work(fuel)
+            self._task.finish()
+            self._task, self._suspended = self._suspended, None
+        return super()._work(fuel)
+
+    def _status(self) -> Status:
+        return Status.HAS_OUTPUT if self._suspended is not None else super()._status()
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        return "arriving" if self._suspended is not None else super().phase
+
+    # --- snapshots ---
+
+    def waiting(self, side: int) -> list[Received]:
+        """One input's rows that are not in memory yet."""
+        waiting = super().waiting(side)
+        if self._suspended is not None and self._suspended.side == side:
+            waiting.insert(0, self._suspended.unfinished())
+        return waiting
+
+    def frame_state(self) -> dict[str, Any]:
+        """The frame's own state."""
+        suspended = None if self._suspended is None else self._suspended.to_state()
+        return {**super().frame_state(), "suspended": suspended}
+
+    def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
+        if state["suspended"] is not None:
+            at_hand = waiting[state["suspended"]["side"]].pop(0)
+            assert at_hand.numbers is not None
+            self._suspended = self._resumed_arrival(state["suspended"], at_hand.batch, at_hand.numbers)
+        super()._load_tasks(state, waiting)
