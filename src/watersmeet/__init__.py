@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from watersmeet.drivers.trace import Trace as Trace
     from watersmeet.lookup import lookup_join as lookup_join
     from watersmeet.relation import Relation as Relation
+    from watersmeet.shared_lookup import SharedResult as SharedResult
+    from watersmeet.shared_lookup import shared_lookup_join as shared_lookup_join
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
     from watersmeet.window_api import window_join as window_join
@@ -46,6 +48,7 @@ _HOMES = {
     "Relation": "watersmeet.relation",
     "RelationError": "watersmeet.core.errors",
     "Result": "watersmeet.api",
+    "SharedResult": "watersmeet.shared_lookup",
     "SourceError": "watersmeet.core.errors",
     "SpecError": "watersmeet.core.errors",
     "SpillError": "watersmeet.core.errors",
@@ -60,6 +63,7 @@ _HOMES = {
     "multijoin": "watersmeet.api",
     "query": "watersmeet.sources.databases",
     "rows": "watersmeet.core.windows",
+    "shared_lookup_join": "watersmeet.shared_lookup",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
     "window_join": "watersmeet.window_api",
@@ -72,6 +76,7 @@ __all__ = [
     "Relation",
     "RelationError",
     "Result",
+    "SharedResult",
     "SourceError",
     "SpecError",
     "SpillError",
@@ -88,6 +93,7 @@ __all__ = [
     "multijoin",
     "query",
     "rows",
+    "shared_lookup_join",
     "simulate",
     "source",
     "window_join",

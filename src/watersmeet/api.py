@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 
 from watersmeet import sinks
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
 from watersmeet.core.lookup import LookupSpec
+from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec, parse_edges
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
@@ -24,6 +25,8 @@ from watersmeet.sources import Source, as_source
 
 if TYPE_CHECKING:
     from watersmeet.policies.splitting import Plan
+
+AnySpec: TypeAlias = "JoinSpec | MultiSpec | LookupSpec | ChainSpec | SharedSpec"
 
 
 def join(
@@ -202,12 +205,24 @@ def explain(
 
 def run(
     inputs: Sequence[tuple[str, object]],
-    specify: Callable[[Sequence[pa.Schema]], JoinSpec | MultiSpec | LookupSpec],
+    specify: Callable[[Sequence[pa.Schema]], AnySpec],
     build: Callable[[Sequence[pa.Schema], int], LiveOperator],
     budget: int,
     wait: float,
     on_progress: Callable[[Progress], None] | None,
 ) -> Result:
+    """A join of inputs that are opened here, and read when somebody asks for results."""
+    return Result(*prepare(inputs, specify, build, budget, wait, on_progress))
+
+
+def prepare(
+    inputs: Sequence[tuple[str, object]],
+    specify: Callable[[Sequence[pa.Schema]], AnySpec],
+    build: Callable[[Sequence[pa.Schema], int], LiveOperator],
+    budget: int,
+    wait: float,
+    on_progress: Callable[[Progress], None] | None,
+) -> tuple[LiveRun, pa.Schema | None]:
     """Open the inputs; where nobody has to be waited for, mistakes come to light here and not at the first use."""
     sources: list[Source] = []
     try:
@@ -216,7 +231,7 @@ def run(
         known = all(source.schema_known for source in sources)
         schemas = [source.schema() for source in sources] if known else None
         schema = specify(schemas).schema if schemas is not None else None
-        return Result(LiveRun(sources, build, budget, schemas=schemas, wait=wait, observe=on_progress), schema)
+        return LiveRun(sources, build, budget, schemas=schemas, wait=wait, observe=on_progress), schema
     except BaseException:
         for source in sources:
             source.close()

@@ -104,6 +104,52 @@ class Budget:
         assert self.used <= self.peak <= self.total
 
 
+class JointBudget(Budget):
+    """What several joins may hold, and hold, together; each reserves from its own part.
+
+    >>> parts = [Budget(60), Budget(40)]
+    >>> together = JointBudget(100, parts)
+    >>> parts[0].reservation("rows").grow(50); together.used, together.breakdown()
+    (50, {'join 0: rows': 50})
+    """
+
+    def __init__(self, total: int, parts: list[Budget]) -> None:
+        self._parts = parts
+        super().__init__(total)
+
+    @property
+    def used(self) -> int:
+        """Bytes held by all joins."""
+        return sum(part.used for part in self._parts)
+
+    @used.setter
+    def used(self, value: int) -> None:
+        """Only the joins themselves reserve anything."""
+
+    @property
+    def peak(self) -> int:
+        """Never less than the most bytes that were held at once."""
+        return sum(part.peak for part in self._parts)
+
+    @peak.setter
+    def peak(self, value: int) -> None:
+        """It follows from the joins' own."""
+
+    def breakdown(self) -> dict[str, int]:
+        """Who holds what, by name."""
+        return {
+            f"join {number}: {name}": held
+            for number, part in enumerate(self._parts)
+            for name, held in part.breakdown().items()
+        }
+
+    def check(self) -> None:
+        """Assert that every join keeps to its part, and the parts to the whole."""
+        for part in self._parts:
+            part.check()
+        assert sum(part.total for part in self._parts) <= self.total
+
+
 class Reservation:
     """One holder's claim on a budget.
 

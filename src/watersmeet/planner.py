@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
+from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
@@ -15,6 +16,7 @@ from watersmeet.joins.diner import Diner
 from watersmeet.joins.ewj import EWJ
 from watersmeet.joins.hmj import HMJ
 from watersmeet.joins.index_nested_loop import IndexNestedLoop
+from watersmeet.joins.lookup_chain import LookupChain
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.mjoin import MJoin
@@ -99,18 +101,39 @@ LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (IndexNes
 
 
 def build_lookup(
-    spec: LookupSpec, memory: int, store: Store, relation: RelationReader, algorithm: str = "auto", **options: Any
-) -> LookupJoin:
-    """The operator for a look-up in a relation; `auto` is `partitioned`."""
+    spec: LookupSpec | ChainSpec,
+    memory: int,
+    store: Store,
+    relations: Sequence[RelationReader],
+    algorithm: str = "auto",
+    **options: Any,
+) -> LookupJoin | LookupChain:
+    """The operator for a look-up in a relation, or in several; `auto` is `partitioned`."""
     reason = "asked for by name"
     if algorithm == "auto":
-        algorithm = "partitioned"
         reason = "partitions in memory answer most rows at once, and the rows of the others share their disk reads"
-    if algorithm not in LOOKUPS:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
-    operator = LOOKUPS[algorithm](spec, memory, store, relation, **options)
+    kind = _lookup_kind(algorithm)
+    operator: LookupJoin | LookupChain
+    if isinstance(spec, ChainSpec):
+        operator = LookupChain(spec, memory, store, relations, kind=kind, **options)
+    else:
+        operator = kind(spec, memory, store, relations[0], **options)
     operator.reason = reason
     return operator
+
+
+def least_for_lookup(spec: LookupSpec | ChainSpec, relations: Sequence[RelationReader], algorithm: str = "auto") -> int:
+    """The smallest budget of what `build_lookup` would build."""
+    kind = _lookup_kind(algorithm)
+    if isinstance(spec, ChainSpec):
+        return LookupChain.least_memory(spec, relations, kind=kind)
+    return kind.least_memory(spec, relations[0])
+
+
+def _lookup_kind(algorithm: str) -> type[LookupJoin]:
+    if algorithm != "auto" and algorithm not in LOOKUPS:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
+    return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
 
 
 WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, EWJ, RPWJ, SymmetricWindow)}

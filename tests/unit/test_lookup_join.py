@@ -238,13 +238,13 @@ def test_hot_partitions_displace_cold_ones() -> None:
     join = operator(rows=4_000, memory=12 * 1024, n_invoke=1, max_delay=None, epoch=1_000)
     for sku in range(0, 4_000, 50):
         feed(join, [sku])
-    resident = len(join._in_memory())
+    resident = len(join.memory.parts)
     assert 0 < resident < join.version.partitions
     hot = list(range(1_000, 1_010))
     for _ in range(30):
         feed(join, hot)
     part = int(join.version.map.locate(join._codec.places([pa.array([1_005])]))[0])
-    assert part in join._in_memory().tolist()
+    assert part in join.memory.parts.tolist()
     before = join.hits
     feed(join, hot)
     assert join.hits == before + 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from watersmeet.core.lookup import HOW, LookupSpec, lookup_conditions
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
+from watersmeet.state.relation import RelationReader
 from watersmeet.state.relation_changes import StoredRelation
 
 Rng: TypeAlias = np.random.Generator
@@ -34,10 +35,12 @@ class LookupMove:
     what: str
     batch: pa.RecordBatch | None
     polls: int
+    which: int = 0
+    """Of several streams or relations: the one it is about."""
 
     def __str__(self) -> str:
         rows = "" if self.batch is None else str(self.batch.num_rows)
-        return f"{self.what}{rows}/{self.polls}"
+        return f"{self.what}{rows}/{self.polls}" + (f"@{self.which}" if self.which else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,52 +57,33 @@ class LookupCase:
     """Memory beyond the least."""
     restores: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
+    maker: ClassVar[str] = "make_lookup_case"
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The relation's key columns."""
         return tuple(equal.right for equal in self.spec.on)
 
-    def make_relation(self) -> StoredRelation:
+    def make_relations(self) -> list[StoredRelation]:
         """The relation as it is at the beginning."""
-        return StoredRelation.in_memory(self.relation, self.keys, **self.design)
+        return [StoredRelation.in_memory(self.relation, self.keys, **self.design)]
+
+    def readers(self, relations: list[StoredRelation]) -> RelationReader:
+        """What the operator is given."""
+        return relations[0].reader
 
     @cached_property
     def expected(self) -> list[Row]:
         """What the oracle says: nested loops of every batch with the rows that the relation has when it arrives."""
         found: list[Row] = []
         now = self.relation.combine_chunks()
-        changes = JoinSpec(now.schema, now.schema, parse_on(list(self.keys)))
         for move in self.moves:
             if move.what == "arrive":
                 assert move.batch is not None
-                found += self._answers(move.batch, now)
+                found += answers_for(self.spec, move.batch, now)
             elif move.what in ("upsert", "delete"):
-                assert move.batch is not None
-                came = pa.Table.from_batches([move.batch])
-                gone = {i for i, _ in reference_pairs(now, came, changes)}
-                kept = [now.slice(i, 1) for i in range(now.num_rows) if i not in gone]
-                now = pa.concat_tables([now.slice(0, 0), *kept, *([came] if move.what == "upsert" else [])])
+                now = after_change(now, self.keys, move)
         return found
-
-    def _answers(self, batch: pa.RecordBatch, now: pa.Table) -> list[Row]:
-        pairs = reference_pairs(pa.Table.from_batches([batch]), now, self.spec.pairs)
-        stream = canonical_rows(batch)
-        matched = {i for i, _ in pairs}
-        if self.spec.how == "semi":
-            return [stream[i] for i in sorted(matched)]
-        alone = [row for i, row in enumerate(stream) if i not in matched]
-        if self.spec.how == "anti":
-            return alone
-        kept = self.spec.pairs.kept[1]
-        rows = [row for part in now.to_batches() for row in canonical_rows(part, kept)]
-        found = [stream[i] + rows[j] for i, j in pairs]
-        if self.spec.how == "inner":
-            return found
-        nothing = tuple(
-            "None" if pa.types.is_nested(plain_type(self.spec.relation.field(i).type)[0]) else None for i in kept
-        )
-        return found + [row + nothing for row in alone]
 
     def __str__(self) -> str:
         on = ", ".join(
@@ -114,6 +98,37 @@ class LookupCase:
             f"{format_bytes(self.spare)} beyond the least memory, fuel {list(self.fuel)}, restores after steps "
             f"{list(self.restores)}\n  moves {' '.join(map(str, self.moves))}"
         )
+
+
+def after_change(now: pa.Table, keys: tuple[str, ...], move: LookupMove) -> pa.Table:
+    """A relation after an upsert or a delete, by nested loops."""
+    assert move.batch is not None
+    came = pa.Table.from_batches([move.batch])
+    changes = JoinSpec(now.schema, now.schema, parse_on(list(keys)))
+    gone = {i for i, _ in reference_pairs(now, came, changes)}
+    kept = [now.slice(i, 1) for i in range(now.num_rows) if i not in gone]
+    return pa.concat_tables([now.slice(0, 0), *kept, *([came] if move.what == "upsert" else [])])
+
+
+def answers_for(spec: LookupSpec, batch: pa.RecordBatch, now: pa.Table) -> list[Row]:
+    """What comes out for a batch that meets a relation, by nested loops."""
+    pairs = reference_pairs(pa.Table.from_batches([batch]), now, spec.pairs)
+    stream = canonical_rows(batch)
+    matched = {i for i, _ in pairs}
+    if spec.how == "semi":
+        return [stream[i] for i in sorted(matched)]
+    alone = [row for i, row in enumerate(stream) if i not in matched]
+    if spec.how == "anti":
+        return alone
+    rows = [row for part in now.to_batches() for row in canonical_rows(part, spec.pairs.kept[1])]
+    found = [stream[i] + rows[j] for i, j in pairs]
+    return found if spec.how == "inner" else found + [row + nothing_beside(spec) for row in alone]
+
+
+def nothing_beside(spec: LookupSpec) -> Row:
+    """What stands beside a row that has found nothing."""
+    kept = spec.pairs.kept[1]
+    return tuple("None" if pa.types.is_nested(plain_type(spec.relation.field(i).type)[0]) else None for i in kept)
 
 
 def make_lookup_case(seed: int) -> LookupCase:
@@ -137,27 +152,38 @@ def make_lookup_case(seed: int) -> LookupCase:
     output = Output.COUNTS if rng.random() < 0.06 else Output.ROWS
     spec = LookupSpec(tables[0].schema, tables[1].schema, lookup_conditions(on, names), how, output)
     first = int(tables[1].num_rows * rng.choice([0.3, 0.6, 1.0], p=[0.3, 0.3, 0.4]))
-    design = {
-        "partition": str(rng.choice(["range", "hash"])),
-        "theta": int(rng.choice([512, 1024, 2048, 1 << 16], p=[0.4, 0.3, 0.2, 0.1])),
-    }
+    design = random_design(rng)
     moves = random_lookup_moves(rng, tables[0], tables[1].slice(first))
     spares = [0, int(rng.integers(1, 4096)), int(rng.integers(4096, 65_536)), PLENTY]
     spare = int(rng.choice(spares, p=[0.4, 0.2, 0.25, 0.15]))
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.15 else ()
-    few = int(rng.integers(2, 40))
-    fuels: list[tuple[int, ...]] = [(1,), (few,), (200,), (10**6,), (1, 500), (few, 1, 10**4)]
+    fuel = random_fuel(rng)
     return LookupCase(
         seed,
         spec,
         pa.Table.from_batches([tables[1].slice(0, first)]),
         design,
         moves,
-        fuels[int(rng.integers(len(fuels)))],
+        fuel,
         spare,
         restores,
         tuple(key.kind for key in keys),
     )
+
+
+def random_design(rng: Rng) -> dict[str, Any]:
+    """How a relation is laid out."""
+    return {
+        "partition": str(rng.choice(["range", "hash"])),
+        "theta": int(rng.choice([512, 1024, 2048, 1 << 16], p=[0.4, 0.3, 0.2, 0.1])),
+    }
+
+
+def random_fuel(rng: Rng) -> tuple[int, ...]:
+    """Of one poll after the other."""
+    few = int(rng.integers(2, 40))
+    fuels: list[tuple[int, ...]] = [(1,), (few,), (200,), (10**6,), (1, 500), (few, 1, 10**4)]
+    return fuels[int(rng.integers(len(fuels)))]
 
 
 def _pairs(positions: list[np.ndarray]) -> int:

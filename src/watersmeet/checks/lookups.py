@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.canonical import Row, canonical_rows
-from watersmeet.checks.lookup_cases import PLENTY, LookupCase, make_lookup_case
+from watersmeet.checks.lookup_cases import PLENTY, LookupCase, LookupMove, make_lookup_case
+from watersmeet.checks.many_lookup_cases import ChainCase, SharedCase
 from watersmeet.checks.run import (
     FUEL_DOUBLES_AFTER,
     MOST_IDLE_POLLS,
@@ -24,10 +25,12 @@ from watersmeet.checks.run import (
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status
+from watersmeet.core.many_lookups import SharedSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import Output
 from watersmeet.spill.store import MemoryStore
 
+AnyLookupCase: TypeAlias = "LookupCase | ChainCase | SharedCase"
 _SHOWN = 4
 
 
@@ -35,7 +38,7 @@ _SHOWN = 4
 class LookupReport:
     """What a case went through."""
 
-    case: LookupCase
+    case: AnyLookupCase
     cost: Cost
     restored: int
     versions: int
@@ -48,33 +51,34 @@ class LookupReport:
     steps: tuple[tuple[Any, ...], ...]
 
 
-def run_lookup_case(operator_class: type[Any], case: LookupCase, **options: Any) -> LookupReport:
+def run_lookup_case(operator_class: type[Any], case: AnyLookupCase, **options: Any) -> LookupReport:
     """Drive an operator through a case; whatever it does wrong is a `ConformanceError` that shows the case."""
     try:
         return _Run(operator_class, case, options).report()
     except Exception as error:
         raise ConformanceError(
             f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
-            f"  again: run_lookup_case({operator_class.__name__}, make_lookup_case({case.seed}))"
+            f"  again: run_lookup_case({operator_class.__name__}, {case.maker}({case.seed}))"
         ) from error
 
 
 class _Run:
-    def __init__(self, operator_class: type[Any], case: LookupCase, options: dict[str, Any]) -> None:
+    def __init__(self, operator_class: type[Any], case: AnyLookupCase, options: dict[str, Any]) -> None:
         self._class, self._case, self._options = operator_class, case, options
         self._store = MemoryStore()
-        self._relation = case.make_relation()
+        self._relations = case.make_relations()
+        self._readers = case.readers(self._relations)
         # Changes may make the largest segment larger, up to what one row more than twice theta can.
-        least = operator_class.least_memory(case.spec, self._relation.reader, **options)
+        least = operator_class.least_memory(case.spec, self._readers, **options)
         self._memory = least + case.spare + (_room_to_grow(case) if _changes(case) else 0) + _stream_room(case)
-        self._operator = operator_class(case.spec, self._memory, self._store, self._relation.reader, **options)
+        self._operator = operator_class(case.spec, self._memory, self._store, self._readers, **options)
         self._status = Status.NEED_INPUT
-        self._ended = self._stalled = False
+        self._open = sum(move.what == "end" for move in case.moves)
         self._polls = self._steps = self._idle = self._restored = 0
         self._cost = Cost()
-        self._out: list[pa.RecordBatch] = []
+        self._found: Counter[Row] = Counter()
         self._trace: list[tuple[Any, ...]] = []
-        self._versions: set[int] = set()
+        self._versions: set[tuple[int, ...]] = set()
         self._hits = 0
 
     def report(self) -> LookupReport:
@@ -82,12 +86,12 @@ class _Run:
         self._after_step()
         for move in self._case.moves:
             if move.what in ("upsert", "delete"):
-                getattr(self._relation, move.what)(move.batch)
+                getattr(self._relations[move.which], move.what)(move.batch)
                 self._after_step()
                 continue
             while self._status is Status.HAS_OUTPUT:
                 self._poll()
-            self._receive(self._event(move.what, move.batch))
+            self._receive(self._event(move))
             for _ in range(move.polls):
                 self._poll()
                 if self._status in (Status.NEED_INPUT, Status.DONE):
@@ -103,20 +107,19 @@ class _Run:
         self._operator.close()
         return LookupReport(
             self._case, self._cost, self._restored, len(self._versions), self._hits,
-            self._relation.latest.cut_in > 1, rows, tuple(self._trace),
+            any(relation.latest.cut_in > 1 for relation in self._relations), rows, tuple(self._trace),
         )  # fmt: skip
 
-    def _event(self, what: str, batch: pa.RecordBatch | None) -> Event:
-        if what == "arrive":
-            assert batch is not None
-            self._versions.add(self._relation.version)
-            return Arrive(0, batch)
-        return Stall() if what == "stall" else End(0)
+    def _event(self, move: LookupMove) -> Event:
+        if move.what == "arrive":
+            assert move.batch is not None
+            self._versions.add(tuple(relation.version for relation in self._relations))
+            return Arrive(move.which, move.batch)
+        return Stall() if move.what == "stall" else End(move.which)
 
     def _receive(self, event: Event) -> None:
         self._operator.receive(event)
-        self._ended |= isinstance(event, End)
-        self._stalled = isinstance(event, Stall)
+        self._open -= isinstance(event, End)
         self._after_step()
 
     def _poll(self) -> None:
@@ -128,12 +131,15 @@ class _Run:
         if step.out is not None:
             spec = self._case.spec
             _expect(spec.output is not Output.COUNTS, "handed out a batch, though only counts were asked for")
-            _expect(step.out.schema.equals(spec.schema), f"handed out {step.out.schema}, not {spec.schema}")
+            shared = isinstance(spec, SharedSpec)
+            schema = spec.schemas[self._operator.answered] if isinstance(spec, SharedSpec) else spec.schema
+            _expect(step.out.schema.equals(schema), f"handed out {step.out.schema}, not {schema}")
             _expect(step.out.num_rows > 0, "handed out an empty batch")
             _expect(step.out.nbytes <= self._memory, f"handed out {step.out.nbytes} bytes at once")
             step.out.validate(full=True)
-            self._out.append(step.out)
-        if self._ended:
+            rows = canonical_rows(step.out)
+            self._found.update([(self._operator.answered, *row) for row in rows] if shared else rows)
+        if not self._open:
             _expect(step.status is not Status.NEED_INPUT, "needs input after the end: it would wait for ever")
         else:
             _expect(step.status is not Status.DONE, "is done before the stream has ended")
@@ -172,7 +178,7 @@ class _Run:
         state = json.loads(json.dumps(snapshot.state))
         carried = Snapshot(snapshot.algorithm, snapshot.fingerprint, state, snapshot.segments)
         self._operator = self._class.restore(
-            self._case.spec, carried, self._memory, self._store, self._relation.reader, **self._options
+            self._case.spec, carried, self._memory, self._store, self._readers, **self._options
         )
         self._hits -= self._operator.hits
         _expect(self._operator.phase == phase, f"is in phase {self._operator.phase!r} after restore, not {phase!r}")
@@ -180,10 +186,7 @@ class _Run:
         self._restored += 1
 
     def _compare(self) -> Counter[Row]:
-        found: Counter[Row] = Counter()
-        for batch in self._out:
-            found.update(canonical_rows(batch))
-        expected = Counter(self._case.expected)
+        found, expected = self._found, Counter(self._case.expected)
         if self._case.spec.output is not Output.COUNTS and found != expected:
             lost, extra = expected - found, found - expected
             raise ConformanceError(
@@ -197,19 +200,19 @@ class _Run:
         return found
 
 
-def _changes(case: LookupCase) -> bool:
+def _changes(case: AnyLookupCase) -> bool:
     return any(move.what == "upsert" for move in case.moves)
 
 
-def _room_to_grow(case: LookupCase) -> int:
+def _room_to_grow(case: AnyLookupCase) -> int:
     """Bytes that partitions may grow by: all that is upserted could come to one of them, and make more of them."""
     came: int = sum(
         move.batch.nbytes + 256 * move.batch.num_rows for move in case.moves if move.what == "upsert" and move.batch
     )
-    return 4 * came + 4096
+    return (4 * came + 4096) * (1 if isinstance(case, LookupCase) else 2 * len(case.relations))
 
 
-def _stream_room(case: LookupCase) -> int:
+def _stream_room(case: AnyLookupCase) -> int:
     """Rows of the stream may be wider than the least memory allows for."""
     widest = max((move.batch.slice(i, 1).nbytes for move in case.moves if move.what == "arrive" and move.batch
                   for i in range(move.batch.num_rows)), default=0)  # fmt: skip
@@ -238,7 +241,13 @@ class LookupSummary:
         )
 
 
-def conform_lookup(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> LookupSummary:
+def conform_lookup(
+    operator_class: type[Any],
+    cases: int = 500,
+    seed: int = 0,
+    make: Callable[[int], AnyLookupCase] = make_lookup_case,
+    **options: Any,
+) -> LookupSummary:
     """Put a join with a relation through so many cases; the first that fails is a `ConformanceError`.
 
     Every case is compared with the oracle; some are run again for determinism, with snapshots at many steps, with other
@@ -247,7 +256,7 @@ def conform_lookup(operator_class: type[Any], cases: int = 500, seed: int = 0, *
     began = time.perf_counter()
     reports = []
     for number in range(seed, seed + cases):
-        case = make_lookup_case(number)
+        case = make(number)
         report = run_lookup_case(operator_class, case, **options)
         match number % 10:
             case 0:
@@ -276,10 +285,10 @@ def conform_lookup(operator_class: type[Any], cases: int = 500, seed: int = 0, *
     )
 
 
-def check_lookup_refusals(operator_class: type[Any], case: LookupCase, **options: Any) -> None:
+def check_lookup_refusals(operator_class: type[Any], case: AnyLookupCase, **options: Any) -> None:
     """What cannot be is refused with the right error."""
-    relation, store = case.make_relation(), MemoryStore()
-    least = operator_class.least_memory(case.spec, relation.reader, **options)
+    readers, store = case.readers(case.make_relations()), MemoryStore()
+    least = operator_class.least_memory(case.spec, readers, **options)
 
     def refuse(what: str, kind: type[Exception], act: Callable[[], object]) -> None:
         try:
@@ -289,12 +298,12 @@ def check_lookup_refusals(operator_class: type[Any], case: LookupCase, **options
         raise ConformanceError(f"{operator_class.__name__}: did not refuse {what} with {kind.__name__}\n{case}")
 
     def fresh(memory: int) -> Any:
-        return operator_class(case.spec, memory, store, relation.reader, **options)
+        return operator_class(case.spec, memory, store, readers, **options)
 
     refuse("less than its least memory", BudgetError, lambda: fresh(least - 1))
     ended = fresh(least)
     ended.receive(End(0))
-    stream = case.spec.stream
+    stream = case.spec.input(0)
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, type_) for type_ in stream.types], schema=stream)
     refuse("rows after the end", ProtocolError, lambda: ended.receive(Arrive(0, empty)))
     refuse("a second end", ProtocolError, lambda: ended.receive(End(0)))
@@ -304,7 +313,7 @@ def check_lookup_refusals(operator_class: type[Any], case: LookupCase, **options
     refuse(
         "a snapshot of another join",
         SnapshotError,
-        lambda: operator_class.restore(case.spec, snapshot, least, store, relation.reader, **options),
+        lambda: operator_class.restore(case.spec, snapshot, least, store, readers, **options),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from watersmeet.core.events import Event, Step
 from watersmeet.core.lookup import LookupSpec
+from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 
@@ -35,7 +36,7 @@ class JoinOperator(Protocol):
     """
 
     @property
-    def spec(self) -> JoinSpec | MultiSpec | LookupSpec:
+    def spec(self) -> JoinSpec | MultiSpec | LookupSpec | ChainSpec | SharedSpec:
         """What is joined, and how."""
         ...
 

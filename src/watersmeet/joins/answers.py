@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ class MappedIndex:
 
     def __init__(self, segment: RelationSegment, answers: Answers) -> None:
         self.segment = segment
-        self.exact = answers.hash_proves(segment)
+        self.exact = answers.hash_proves(segment.has_small_integers)
         self._columns = [segment.columns[i] for i in answers.plans[1].sources]
 
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
@@ -109,11 +110,11 @@ class Answers:
         self.rows = np.empty(capacity, np.int32)
         self.output_bytes = output_bytes
 
-    def hash_proves(self, segment: RelationSegment) -> bool:
-        """Whether rows of a segment that are found by their hash need not be compared."""
+    def hash_proves(self, small_integers: Callable[[int], bool]) -> bool:
+        """Whether rows that are found by their hash need not be compared; it may take small integers in a column."""
         if self._proof is not KeyKind.NUMBER:
             return self._proof is KeyKind.FLOAT
-        return segment.has_small_integers(self.spec.relation.get_field_index(self.spec.on[0].right))
+        return small_integers(self.spec.relation.get_field_index(self.spec.on[0].right))
 
     def room(self, widest: int) -> int:
         """Pairs that an output batch can have, with rows of at most so many bytes on both sides together."""

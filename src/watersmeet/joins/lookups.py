@@ -118,6 +118,7 @@ class LookupJoin(ABC):
         self._known_schema = spec.stream
         self._saved: tuple[int, Snapshot] | None = None
         self._steps = 0
+        self._led = False
         self._set_up()
         self._queue.append(Waiting(self._row_limit, self._pinned))
 
@@ -166,6 +167,10 @@ class LookupJoin(ABC):
     @abstractmethod
     def rows_waiting(self) -> int:
         """How many rows wait for a partition."""
+
+    def _gives_way(self) -> bool:
+        """Whether others are to work first, now that the unit at hand is done."""
+        return False
 
     def _own_state(self) -> dict[str, Any]:
         return {}
@@ -278,9 +283,26 @@ class LookupJoin(ABC):
                 )
             self._known_schema = batch.schema
         self._stalled = False
-        if self.reader.latest(pinned=True).number != self._queue[-1].pinned.version.number:
+        if not self._led and self.reader.latest(pinned=True).number != self.newest:
             self._queue.append(Waiting(self._row_limit, self.reader.pin()))
         self._queue[-1].add(batch)
+
+    @property
+    def newest(self) -> int:
+        """The version that the next rows will meet."""
+        return self._queue[-1].pinned.version.number
+
+    def follow(self, number: int) -> None:
+        """Let the next rows meet this version. From now on the join looks for none itself: whoever leads it does."""
+        self._steps += 1
+        self._led = True
+        if number != self.newest:
+            self._queue.append(Waiting(self._row_limit, self.reader.pin(number)))
+
+    @property
+    def empty(self) -> bool:
+        """Whether all rows that were received have been answered."""
+        return self._unit is None and not self._arrivals_wait and not self.rows_waiting
 
     def _check_open(self) -> None:
         if self._ended:
@@ -309,8 +331,10 @@ class LookupJoin(ABC):
                 if self._unit is not None and self._unit.done:
                     self._unit = None
                     self._unit_done()
+                    if self._gives_way():
+                        break
         self._cleaning_up = self._cleaning_up or (self._ended and not self._arrivals_wait)
-        status = self._status()
+        status = self.status
         self._must_poll = status is Status.HAS_OUTPUT
         if not self._must_poll:
             self._received_at = None
@@ -376,29 +400,40 @@ class LookupJoin(ABC):
         if changed is not None and following.version.largest_segment > self.version.largest_segment:
             changed = None
         self._unit = self._last_unit(changed)
-        if self._unit is None:
-            self.reader.forget(set(self.version.ids.tolist()) - set(following.version.ids.tolist()))
-            self._pinned.release()
-            self._queue.popleft()
-            self._pinned = following
-            self._check_relation()
-            if changed is None:
-                self._set_up()
-            else:
-                self._forget(changed)
-        return 1
+        return 1 if self._unit is not None or self._settled(changed) else 0
+
+    def _settled(self, changed: NDArray[np.bool_] | None) -> bool:
+        """Nobody waits any more for what changes: go to the next version. False if that has to be put off."""
+        self._go_on(changed)
+        return True
+
+    def _go_on(self, changed: NDArray[np.bool_] | None) -> None:
+        following = self._queue[1].pinned
+        self.reader.forget(set(self.version.ids.tolist()) - set(following.version.ids.tolist()))
+        self._pinned.release()
+        self._queue.popleft()
+        self._pinned = following
+        self._check_relation()
+        if changed is None:
+            self._set_up()
+        else:
+            self._forget(changed)
 
     @property
     def _arrivals_wait(self) -> bool:
         return self._arrival is not None or bool(self._resumed) or any(each.rows for each in self._queue)
 
-    def _status(self) -> Status:
+    @property
+    def status(self) -> Status:
+        """What a poll would be good for."""
         if self._unit is not None and not self._stalled:
             return Status.HAS_OUTPUT
         if self._arrivals_wait:
             return Status.HAS_OUTPUT
         if self._done:
             return Status.DONE
+        if len(self._queue) > 1:
+            return Status.HAS_OUTPUT
         if self._ended or self._is_due():
             return Status.HAS_OUTPUT
         if self._stalled and (self._unit is not None or self.rows_waiting):

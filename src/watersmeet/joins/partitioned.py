@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.events import Step
 from watersmeet.core.lookup import LookupSpec
-from watersmeet.joins.answers import Asked, MappedIndex, Unit
+from watersmeet.joins.answers import Asked, Index, MappedIndex, Unit
+from watersmeet.joins.join_memory import JoinMemory, SomeColumns, least_table, partitioned_table
 from watersmeet.joins.lookups import LookupJoin
-from watersmeet.memory import Budget
-from watersmeet.policies.join_memory import ArrivalFrequency, Granularity, victims
+from watersmeet.policies.join_memory import Granularity
 from watersmeet.spill.store import Store
 from watersmeet.state.relation import RelationReader, RelationSegment, Version
 from watersmeet.state.rows import RowPlan
-from watersmeet.state.side import Layout, SideTable, row_bytes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 _STATISTICS = 96
 """Of each partition: its frequency, its slot, its oldest row, and what the wait buffer keeps by partition."""
-_LEAST_BLOCKS = 8
-_LEAST_BLOCK_ROWS = 8
-_LEAST_CHUNK = 256
-_MOST_SLOTS = 4096
-_ROWS_PER_EPOCH = 256
-"""Of each partition, on average, if no epoch is given."""
 _NONE = np.iinfo(np.int64).max
 _SCARCE, _SPARE = 0.1, 0.25
 """Idle for less than this share of its time, a join lets rows wait longer; for more than that, shorter again."""
@@ -138,37 +130,35 @@ class Partitioned(LookupJoin):
     @classmethod
     def _least_room(cls, spec: LookupSpec, version: Version, **options: Any) -> int:
         types = RowPlan(spec.pairs, 0, exact_hash=False).types
-        return _part_bytes(version) + version.largest_segment + _least_table(types, version.partitions)
+        return _part_bytes(version) + version.largest_segment + least_table(types, version.partitions)
 
     def _lay_out(self, room: int) -> None:
-        version, plans = self.version, self.answers.plans
+        version, types = self.version, self.answers.plans[0].types
         fixed = _part_bytes(version) + version.largest_segment
         left = room - fixed
-        least = _least_table(plans[0].types, version.partitions)
-        share = min(left, max(least, int(self.budget.total * self._wait_share)))
+        share = self._wait_room(left, least_table(types, version.partitions))
         self.claim("partitions and the one being read", fixed)
         self.claim("wait buffer", share)
         self.claim("join memory", left - share)
-        self._usable = left - share
-        """Bytes of the join memory in terms of what partitions have on disk; learned, as rows in memory differ."""
         self._unit_rows = max(64, self.sizing.input_bytes // 32)
-        partitions = version.partitions
-        self._wait = _table(plans[0], share, partitions, "waiting")
-        self._oldest = np.full(partitions, _NONE, np.int64)
-        self.frequency = ArrivalFrequency(partitions, self._alpha, self._epoch or _ROWS_PER_EPOCH * partitions)
-        size = max(1, int(version.part_bytes.mean())) if partitions else 1
-        slots = max(1, min(partitions, _MOST_SLOTS, 2 * (left - share) // size))
-        self._memory: SideTable | None = None
-        if left - share > _least_table(plans[1].types, slots):
-            rows = max(1, int(version.part_rows.mean()))
-            self._memory = _table(plans[1], left - share, slots, "join memory", rows // 8)
-        self._slot_of = np.full(partitions, -1, np.int32)
-        self._free_slots = list(range(slots - 1, -1, -1))
-        self._memory_widest = 0
-        self._memory_exact = True
+        self._wait = partitioned_table(types, share, version.partitions, "waiting")
+        self._oldest = np.full(version.partitions, _NONE, np.int64)
+        self._use(self._make_memory(left - share))
 
-    def _in_memory(self) -> NDArray[np.intp]:
-        return np.flatnonzero(self._slot_of >= 0)
+    def _wait_room(self, left: int, least: int) -> int:
+        """Of so many bytes, those for the rows that wait."""
+        return min(left, max(least, int(self.budget.total * self._wait_share)))
+
+    def _make_memory(self, room: int) -> JoinMemory:
+        columns = self.answers.plans[1].sources
+        return JoinMemory(room, columns, self.version, rho=self._rho, alpha=self._alpha, epoch=self._epoch)
+
+    def _use(self, memory: JoinMemory) -> None:
+        self.memory = memory
+        wanted = self.answers.plans[1].sources
+        self._cached: Index | None = memory.table
+        if memory.table is not None and wanted != memory.columns:
+            self._cached = SomeColumns(memory.table, [memory.columns.index(i) for i in wanted])
 
     # --- arrivals ---
 
@@ -180,18 +170,18 @@ class Partitioned(LookupJoin):
             self._just_drained = True
         self._widest = max(self._widest, asked.widest)
         blocks = self._blocks(len(asked))
-        waits = np.ones(len(asked), np.bool_) if blocks else self._slot_of[asked.parts] < 0
+        waits = np.ones(len(asked), np.bool_) if blocks else self.memory.slot_of[asked.parts] < 0
         count = len(asked)
         while not self._keep(asked.take(slice(0, count)), waits[:count]):
             if self._wait.rows:
                 self._drain_to = int(self._wait.rows * (1 - self._r_wb))
                 return 0, self._probe_largest()
             if count == 1:  # a row that the whole buffer cannot hold does not wait
-                self._note(asked.parts[:1])
+                self.memory.note(asked.parts[:1])
                 return 1, self._ask(asked)
             count //= 2
             asked = asked.take(slice(0, count))
-        self._note(asked.parts[:count])
+        self.memory.note(asked.parts[:count])
         at_once = np.flatnonzero(~waits[:count])
         if not len(at_once):
             return count, self._full_blocks() if blocks else None
@@ -200,14 +190,15 @@ class Partitioned(LookupJoin):
         return count, self._ask_memory(rows)
 
     def _ask_memory(self, rows: Asked) -> Unit:
-        assert self._memory is not None
-        slots = self._slot_of[rows.parts]
-        return Unit(self.answers, rows, slots, [self._memory], self._memory_widest, exact=self._memory_exact)
+        assert self._cached is not None
+        memory = self.memory
+        exact = self.answers.hash_proves(lambda _: memory.small_keys)
+        return Unit(self.answers, rows, memory.slot_of[rows.parts], [self._cached], memory.widest, exact=exact)
 
     def _ask(self, row: Asked) -> Unit:
         """One row that cannot wait."""
         part = int(row.parts[0])
-        if self._slot_of[part] >= 0:
+        if self.memory.slot_of[part] >= 0:
             return self._ask_memory(row)
         return self.ask_mapped(row, self.mapped_indexes(part), part)
 
@@ -231,9 +222,6 @@ class Partitioned(LookupJoin):
         self.answers.meter.inserts += len(rows)
         return True
 
-    def _note(self, parts: Int32) -> None:
-        self.frequency.note(np.bincount(parts, minlength=len(self._slot_of)))
-
     def _blocks(self, at_hand: int) -> bool:
         if self._granularity != "auto":
             return self._granularity == "block"
@@ -242,7 +230,7 @@ class Partitioned(LookupJoin):
 
     def _full_blocks(self) -> Unit | None:
         """Rows for a partition in memory, once a block of them is there."""
-        full = self._in_memory()
+        full = self.memory.parts
         full = full[self._wait.part_rows[full] >= self._block]
         return self._probe(int(full[0])) if len(full) else None
 
@@ -282,15 +270,18 @@ class Partitioned(LookupJoin):
     def _probe(self, part: int) -> Unit | None:
         """Read a partition, unless it is in memory, and answer the rows that wait for it."""
         if self._part is None:
-            rows = self._wait.rows_of(part)
-            self._part = part
-            self._chunks = [rows[i : i + self._unit_rows] for i in range(0, len(rows), self._unit_rows)]
-            self._mapped = [] if self._slot_of[part] >= 0 else self.mapped_indexes(part)
-        rows = self._chunks.pop(0)
-        asked = self._waiting(rows, self._part)
-        if self._slot_of[self._part] >= 0:
+            self._begin(part, [] if self.memory.slot_of[part] >= 0 else self.mapped_indexes(part))
+        assert self._part is not None
+        asked = self._waiting(self._chunks.pop(0), self._part)
+        if self.memory.slot_of[self._part] >= 0:
             return self._ask_memory(asked)
         return self.ask_mapped(asked, self._mapped, self._part)
+
+    def _begin(self, part: int, mapped: list[MappedIndex]) -> None:
+        """Turn to all rows that wait for a partition, which is in memory or mapped."""
+        rows = self._wait.rows_of(part)
+        self._part, self._mapped = part, mapped
+        self._chunks = [rows[i : i + self._unit_rows] for i in range(0, len(rows), self._unit_rows)]
 
     def _waiting(self, rows: Int32, part: int) -> Asked:
         wait = self._wait
@@ -306,16 +297,25 @@ class Partitioned(LookupJoin):
         part, self._part = self._part, None
         self._wait.drop(part)
         self._oldest[part] = _NONE
-        indexes, self._mapped = self._mapped, []
-        if indexes and self._wanted:
-            self._bring_in(part, indexes)
-        for index in indexes:
-            index.segment.release()
+        segments = [index.segment for index in self._mapped]
+        self._mapped = []
+        if segments and self._worth_keeping():
+            self.memory.offer(part, segments, self.answers.meter)
+        self._let_go(part, segments)
+
+    def _let_go(self, part: int, segments: list[RelationSegment]) -> None:
+        """The rows that waited for a partition are answered, and the partition is in memory if it is to be."""
+        for segment in segments:
+            segment.release()
 
     @property
-    def _wanted(self) -> bool:
-        """Whether a partition that was read now is worth keeping: not at the end of the stream or of the version."""
+    def expects_more(self) -> bool:
+        """Whether rows may still come for the version at hand."""
         return len(self._queue) == 1 and not (self._ended and not self._arrivals_wait)
+
+    def _worth_keeping(self) -> bool:
+        """Whether a partition that was read now will be of use: not at the end of the stream or of the version."""
+        return self.expects_more
 
     def _next_unit(self, idle: bool) -> Unit | None:
         if not self._wait.rows:
@@ -323,7 +323,7 @@ class Partitioned(LookupJoin):
         if idle or self._part is not None:
             return self._probe_largest()
         if self._granularity != "tuple" and not self._mode.in_blocks:
-            ready = self._in_memory()
+            ready = self.memory.parts
             ready = ready[self._wait.part_rows[ready] > 0]
             if len(ready):  # back to tuples: what waits for partitions in memory need not wait
                 return self._probe(int(ready[0]))
@@ -351,64 +351,12 @@ class Partitioned(LookupJoin):
 
     def _last_unit(self, changed: NDArray[np.bool_] | None) -> Unit | None:
         self._drain_to = None
-        waiting = self._wait.part_rows[: len(self._slot_of)]
+        waiting = self._wait.part_rows[: self.version.partitions]
         asked_for = np.flatnonzero(waiting > 0 if changed is None else (waiting > 0) & changed)
         return self._probe(int(asked_for[np.argmax(waiting[asked_for])])) if len(asked_for) else None
 
-    # --- the join memory ---
-
-    def _bring_in(self, part: int, indexes: list[MappedIndex]) -> None:
-        """Keep a partition that was read, in the place of such that are asked for less."""
-        memory, sizes = self._memory, self.version.part_bytes
-        if memory is None:
-            return
-        free = self._usable - int(sizes[self._in_memory()].sum())
-        evicted = victims(self.frequency.counts, sizes, self._in_memory(), part, self._rho, free)
-        if evicted is None:
-            return
-        for each in evicted:
-            self._evict(each)
-        while not self._bring_into_slot(memory, part, indexes):
-            # In memory, rows take a little more or less than on disk.
-            more = victims(self.frequency.counts, sizes, self._in_memory(), part, self._rho, int(sizes[part]) - 1)
-            if not more:
-                self._usable = min(self._usable, max(0, int(sizes[self._in_memory()].sum()) + int(sizes[part]) - 1))
-                return
-            self._evict(more[0])
-
-    def _bring_into_slot(self, memory: SideTable, part: int, indexes: list[MappedIndex]) -> bool:
-        if not self._free_slots:
-            return False
-        slot = self._free_slots[-1]
-        # In memory the newest rows are met first: the last segment goes in first, so that rows come as from the disk.
-        if not all(self._copy(memory, slot, index.segment) for index in reversed(indexes)):
-            memory.drop(slot)
-            memory.trim(int(self.version.part_bytes[part]))
-            return False
-        self._free_slots.pop()
-        self._slot_of[part] = slot
-        self._memory_widest = max(self._memory_widest, self.widest_of(part))
-        self._memory_exact &= all(index.exact for index in indexes)
-        return True
-
-    def _copy(self, memory: SideTable, slot: int, segment: RelationSegment) -> bool:
-        columns, hashes = [segment.columns[i] for i in self.answers.plans[1].sources], segment.hashes
-        parts = np.full(len(hashes), slot, np.int32)
-        if not memory.reserve(parts, columns):
-            return False
-        memory.append(hashes, parts, columns, np.zeros(len(hashes), np.int64))
-        self.answers.meter.inserts += len(hashes)
-        return True
-
-    def _evict(self, part: int) -> None:
-        assert self._memory is not None
-        self._memory.drop(int(self._slot_of[part]))
-        self._free_slots.append(int(self._slot_of[part]))
-        self._slot_of[part] = -1
-
     def _forget(self, changed: NDArray[np.bool_]) -> None:
-        for part in np.flatnonzero(changed & (self._slot_of >= 0)).tolist():
-            self._evict(part)
+        self.memory.forget(changed, self.version)
 
     # --- snapshots and checks ---
 
@@ -421,12 +369,12 @@ class Partitioned(LookupJoin):
                 yield self._waiting(self._wait.rows_of(part), part)
 
     def _own_state(self) -> dict[str, Any]:
-        counts, seen = self.frequency.counts, self.frequency.seen
+        counts, seen = self.memory.frequency.counts, self.memory.frequency.seen
         return {"counts_by_part": counts.tolist(), "seen": seen, "in_blocks": self._mode.in_blocks}
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.frequency.counts[:] = state["counts_by_part"]
-        self.frequency.seen = state["seen"]
+        self.memory.frequency.counts[:] = state["counts_by_part"]
+        self.memory.frequency.seen = state["seen"]
         self._mode.in_blocks = state["in_blocks"]
 
     def check(self) -> None:
@@ -435,38 +383,13 @@ class Partitioned(LookupJoin):
         self._wait.check()
         rows = self._wait.part_rows[: len(self._oldest)]
         assert ((self._oldest < _NONE) == (rows > 0)).all()
-        slots = self._slot_of[self._slot_of >= 0]
-        assert len(set(slots.tolist()) | set(self._free_slots)) == len(slots) + len(self._free_slots)
-        if self._memory is not None:
-            self._memory.check()
-            sizes = self._memory.part_rows[slots]
-            assert (sizes == self.version.part_rows[self._in_memory()]).all()
-            assert self._memory.rows == sizes.sum()
+        self.memory.check()
 
 
 def _part_bytes(version: Version) -> int:
     return _STATISTICS * version.partitions
 
 
-def _least_table(types: Sequence[pa.DataType], partitions: int) -> int:
-    index = 64 << (partitions - 1).bit_length()
-    return index + _LEAST_BLOCKS * (_LEAST_BLOCK_ROWS * row_bytes(types) + _LEAST_CHUNK)
-
-
 def _check_share(what: str, share: float) -> None:
     if not 0 < share <= 1:
         raise SpecError(f"{what} must be a share above 0 and up to 1, not {share!r}")
-
-
-def _table(plan: RowPlan, size: int, partitions: int, name: str, wanted: int = 64) -> SideTable:
-    """A table with a budget of its own, whose blocks are small enough for that."""
-    bits = max(0, (partitions - 1).bit_length())
-    width = row_bytes(plan.types)
-    share = size // max(_LEAST_BLOCKS, min(4 << bits, 4096))
-    rows = _power(max(_LEAST_BLOCK_ROWS, min(share // 2 // width, wanted, 4096)))
-    chunk = _power(max(_LEAST_CHUNK, min(share // 2, 16 * 1024)))
-    return SideTable(plan.types, Budget(size), Layout(bits, rows, chunk), name, by_hash=False)
-
-
-def _power(value: int) -> int:
-    return 1 << (value.bit_length() - 1)

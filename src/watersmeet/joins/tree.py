@@ -18,49 +18,9 @@ from watersmeet.core.spec import Equal, JoinSpec, Output
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.snapshots import check_snapshot
 from watersmeet.joins.xjoin import XJoin
-from watersmeet.memory import Budget, format_bytes
+from watersmeet.memory import JointBudget, format_bytes
 from watersmeet.spill.shared_store import SharedStore
 from watersmeet.spill.store import Store
-
-
-class TreeBudget(Budget):
-    """What all joins of a tree may hold, and hold."""
-
-    def __init__(self, total: int, parts: list[Budget]) -> None:
-        self._parts = parts
-        super().__init__(total)
-
-    @property
-    def used(self) -> int:
-        """Bytes held by all joins."""
-        return sum(part.used for part in self._parts)
-
-    @used.setter
-    def used(self, value: int) -> None:
-        """Only the joins themselves reserve anything."""
-
-    @property
-    def peak(self) -> int:
-        """Never less than the most bytes that were held at once."""
-        return sum(part.peak for part in self._parts)
-
-    @peak.setter
-    def peak(self, value: int) -> None:
-        """It follows from the joins' own."""
-
-    def breakdown(self) -> dict[str, int]:
-        """Who holds what, by name."""
-        return {
-            f"join {number}: {name}": held
-            for number, part in enumerate(self._parts)
-            for name, held in part.breakdown().items()
-        }
-
-    def check(self) -> None:
-        """Assert that every join keeps to its part, and the parts to the whole."""
-        for part in self._parts:
-            part.check()
-        assert sum(part.total for part in self._parts) <= self.total
 
 
 @dataclass
@@ -130,7 +90,7 @@ class JoinTree:
             self._make_node(number, branch, least[number] + share)
             for number, branch in enumerate(self._columns.branches)
         ]
-        self.budget = TreeBudget(memory, [node.join.budget for node in self._nodes])
+        self.budget = JointBudget(memory, [node.join.budget for node in self._nodes])
         self._leaves = {
             child: (number, place)
             for number, node in enumerate(self._nodes)
@@ -313,7 +273,7 @@ class JoinTree:
             join: Any = node.join
             node.join = type(join).restore(join.spec, part, join.budget.total, join.store)
             node.status = Status(saved["status"])
-        tree.budget = TreeBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
+        tree.budget = JointBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
         return tree
 
 

@@ -54,6 +54,14 @@ class Delays:
         self._counts[min(int(_STEPS * np.log2(waited + 1.0)), _BUCKETS - 1)] += count
         self._total += waited * count
 
+    def plus(self, *others: Delays) -> Delays:
+        """These delays and others, counted together."""
+        both = Delays()
+        for each in (self, *others):
+            both._counts += each._counts
+            both._total += each._total
+        return both
+
     def quantile(self, share: float) -> float:
         """Seconds that this share of the rows waited at most; 0 if there are none."""
         count = self.count

@@ -379,11 +379,13 @@ class RelationSegment:
         return len(self._heads)
 
     def has_small_integers(self, column: int) -> bool:
-        """Whether all of a column's integers are such that doubles tell them apart."""
+        """Whether a column has integers, all such that doubles tell them apart."""
         found = self._small.get(column)
         if found is None:
-            ends = pc.min_max(self.columns[column])
-            found = ends["min"].as_py() > -EXACT_DOUBLES and ends["max"].as_py() < EXACT_DOUBLES
+            found = pa.types.is_integer(self.columns[column].type)
+            if found:
+                ends = pc.min_max(self.columns[column])
+                found = ends["min"].as_py() > -EXACT_DOUBLES and ends["max"].as_py() < EXACT_DOUBLES
             self._small[column] = found
         return found
 
