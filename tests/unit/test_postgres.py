@@ -1,0 +1,100 @@
+"""Relations out of PostgreSQL: where a server and a driver are found; everything is skipped elsewhere.
+
+`WATERSMEET_TEST_POSTGRES=postgresql://...` names a server that may be used. Without it a private one is started, if
+PostgreSQL is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import watersmeet as wm
+
+DRIVERS = {"adbc": "adbc_driver_postgresql", "psycopg": "psycopg", "sqlalchemy": "sqlalchemy"}
+ROWS = 1_500
+
+
+def _found(driver: str) -> bool:
+    needed = [DRIVERS[driver], *(["psycopg"] if driver == "sqlalchemy" else [])]
+    return all(importlib.util.find_spec(module) is not None for module in needed)
+
+
+def _programs() -> Path | None:
+    """Where PostgreSQL's programs are."""
+    found = shutil.which("pg_ctl")
+    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return next((folder for folder in reversed(folders) if (folder / "initdb").exists()), None)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with a table of customers."""
+    if not any(map(_found, DRIVERS)):
+        pytest.skip("no driver for PostgreSQL is installed")
+    named = os.environ.get("WATERSMEET_TEST_POSTGRES")
+    if named:
+        yield named
+        return
+    programs = _programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL is installed, and WATERSMEET_TEST_POSTGRES names none")
+    place = Path("/tmp") / f"watersmeet-postgres-{os.getpid()}"  # a socket's path must be short
+    place.mkdir()
+    # PostgreSQL does not run as root: then it is somebody without any rights.
+    options: dict[str, Any] = {"check": True, "capture_output": True, "timeout": 60}
+    if os.getuid() == 0:
+        options["user"] = "nobody"
+        shutil.chown(place, "nobody")
+    data = place / "data"
+    try:
+        subprocess.run([programs / "initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync"], **options)
+        # It listens on nothing but a socket in its own directory.
+        settings = f"-c listen_addresses='' -c unix_socket_directories={place} -c fsync=off"
+        start = [programs / "pg_ctl", "-D", data, "-w", "-l", place / "log", "-o", settings, "start"]
+        subprocess.run(start, **options)
+        try:
+            yield f"postgresql://tester@/postgres?host={place}"
+        finally:
+            subprocess.run([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **options)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _connect(driver: str, address: str) -> Any:
+    if driver == "adbc":
+        return importlib.import_module("adbc_driver_postgresql.dbapi").connect(address)
+    if driver == "psycopg":
+        return importlib.import_module("psycopg").connect(address)
+    sqlalchemy: Any = importlib.import_module("sqlalchemy")
+    # Without a pool, closing a connection closes it.
+    address = address.replace("postgresql:", "postgresql+psycopg:")
+    return sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool).connect()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_relation_out_of_postgres(driver: str, postgres: str, tmp_path: Path) -> None:
+    if not _found(driver):
+        pytest.skip(f"{DRIVERS[driver]} is not installed")
+    connection = _connect(driver, postgres)
+    rows = f"SELECT i AS id, 'customer ' || i AS name, i / 2.0::float8 AS score FROM generate_series(1, {ROWS}) AS i"
+    try:
+        relation = wm.Relation.build(wm.query(connection, rows), on="id", path=tmp_path / "r", segment="16 KiB")
+        with pytest.raises(wm.SourceError, match="the query cannot be run"):
+            wm.query(connection, "SELECT * FROM nothing_of_this_name")
+    finally:
+        connection.close()
+    assert relation.rows == ROWS and relation.partitions > 2
+    stream = pa.table({"id": [7, ROWS, ROWS + 1]})
+    found = wm.lookup_join(stream, relation, memory="1 MiB", how="left").table().sort_by("id").to_pylist()
+    assert found[0] == {"id": 7, "name": "customer 7", "score": 3.5}
+    assert found[1]["name"] == f"customer {ROWS}" and found[2]["name"] is None
