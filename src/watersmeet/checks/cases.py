@@ -17,7 +17,8 @@ import pyarrow as pa
 from watersmeet.checks.bands import BandColumns, random_band
 from watersmeet.checks.keys import KeyColumns, encoded, random_key
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
-from watersmeet.core.events import Arrive, End, Event, Stall
+from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall
+from watersmeet.core.promises import Punctuation
 from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Output
 from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
@@ -46,6 +47,8 @@ class Move:
                 text = f"{side}:{batch.num_rows}"
             case End(input=side):
                 text = f"{side}:end"
+            case Punctuate(input=side, pattern=pattern):
+                text = f"{side}:P({str(Punctuation(pattern))[:40]})"
             case _:
                 text = "stall"
         return f"{text}/{self.polls}"
@@ -265,10 +268,15 @@ def random_moves(rng: Rng, left: pa.RecordBatch, right: pa.RecordBatch, memory: 
 
 def moves_of(tables: Sequence[pa.RecordBatch], rng: Rng, memory: int) -> tuple[Move, ...]:
     """A script for any number of inputs."""
-    waiting: list[list[Event]] = [[*_arrivals(rng, i, table), End(i)] for i, table in enumerate(tables)]
+    waiting: list[list[Event]] = [[*arrivals(rng, i, table), End(i)] for i, table in enumerate(tables)]
+    row_bytes = sum(table.nbytes for table in tables) / (sum(table.num_rows for table in tables) + 1)
+    return interleaved(waiting, rng, memory, row_bytes)
+
+
+def interleaved(waiting: list[list[Event]], rng: Rng, memory: int, row_bytes: float) -> tuple[Move, ...]:
+    """A script of each input's events, with stalls in between."""
     order = _order(rng, [len(events) for events in waiting])
     patience = int(_pick(rng, [1, 3, 10]))
-    row_bytes = sum(table.nbytes for table in tables) / (sum(table.num_rows for table in tables) + 1)
     together = 0
     moves: list[Move] = []
     for side in order:
@@ -308,7 +316,7 @@ def _order(rng: Rng, counts: Sequence[int]) -> list[int]:
     return order
 
 
-def _arrivals(rng: Rng, side: int, table: pa.RecordBatch) -> list[Event]:
+def arrivals(rng: Rng, side: int, table: pa.RecordBatch) -> list[Event]:
     """The rows of one input as batches: tiny, middling, whole or mixed; slices of a larger one, or of their own."""
     most = int(_pick(rng, [1, 4, 20, 20, 60, 60, 1000]))
     start = 0

@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.checks.cases import Case
+from watersmeet.checks.covered import covered_rows
 from watersmeet.checks.multi_cases import MultiCase
 from watersmeet.core.cost import Cost
 from watersmeet.core.events import End, Event, Stall, Status
 from watersmeet.core.operator import Snapshot
+from watersmeet.core.promises import Punctuation
 from watersmeet.core.spec import Output
 from watersmeet.spill.store import MemoryStore, Store
 
@@ -86,7 +88,7 @@ def run_case(
     """
     own = MemoryStore() if store is None else None
     try:
-        return _Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
+        return Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
     except Exception as error:
         raise ConformanceError(
             f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
@@ -97,7 +99,7 @@ def run_case(
             own.close()
 
 
-class _Run:
+class Run:
     """The driver of one case: knows what the protocol allows next, and notes what it saw."""
 
     def __init__(
@@ -115,6 +117,7 @@ class _Run:
         self._reactive = False
         self._tried_idle_poll = False
         self._out: list[pa.RecordBatch] = []
+        self.punctuations: list[Punctuation] = []
         self._trace: list[TracedStep] | None = [] if trace else None
 
     def report(self) -> CaseReport:
@@ -169,6 +172,7 @@ class _Run:
         if step.out is not None:
             self._check_batch(step.out)
             self._out.append(step.out)
+        self.punctuations += step.punctuations
         self._check_status(step.status, phase)
         busy = step.out is not None or step.cost != Cost() or step.status in (Status.NEED_INPUT, Status.DONE)
         self._idle = 0 if busy else self._idle + 1
@@ -235,6 +239,9 @@ class _Run:
             f"handed out {batch.nbytes} bytes at once, more than the {self._case.memory} it may hold",
         )
         batch.validate(full=True)
+        for punctuation in self.punctuations:
+            found = covered_rows(batch, punctuation)
+            _expect(not found, f"handed out {len(found)} rows behind {punctuation!r}, the first of them {found[:1]}")
 
     def _check_status(self, status: Status, phase: str) -> None:
         if all(self._ended):

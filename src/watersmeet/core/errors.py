@@ -41,3 +41,7 @@ class RelationError(WatersmeetError):
 
 class LateRowError(WatersmeetError):
     """A row came later than was allowed, and the join was told to stop then."""
+
+
+class PromiseError(WatersmeetError):
+    """An input broke its word: a row came that it had promised not to send; the message names the row."""

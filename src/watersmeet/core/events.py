@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.cost import Cost
+from watersmeet.core.promises import Punctuation
 
 LEFT = 0
 RIGHT = 1
@@ -29,7 +30,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Punctuate:
-    """An input promises that no further row will match the pattern (column name to value)."""
+    """An input promises that no further row will match the pattern (see `core.promises.Punctuation`)."""
 
     input: int
     pattern: Mapping[str, object]
@@ -70,3 +71,5 @@ class Step:
     out: pa.RecordBatch | None
     status: Status
     cost: Cost
+    punctuations: tuple[Punctuation, ...] = ()
+    """Of the output: beyond `out`, no result will match any of these."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import common_key_type
+from watersmeet.core.promises import Promises
 
 
 class Output(Enum):
@@ -134,6 +135,8 @@ class JoinSpec:
     suffixes: tuple[str, str] = ("", "_right")
     names: tuple[str, str] = ("left", "right")
     """What error messages call the inputs."""
+    promises: tuple[Promises, Promises] = (Promises(), Promises())
+    """What each input promises of its rows."""
 
     def __post_init__(self) -> None:
         if self.how != "inner":
@@ -144,6 +147,8 @@ class JoinSpec:
             raise SpecError(f"suffixes must be two strings, not {self.suffixes!r}")
         if sum(isinstance(condition, Band) for condition in self.on) > 1:
             raise SpecError("a join takes one band; keep the narrowest, and filter the result by the others")
+        for side, promises in enumerate(self.promises):
+            promises.check(self.input(side), self.names[side])
         for equal in self.equalities:
             pair = [self._key_field(side, equal.column(side)) for side in (0, 1)]
             if common_key_type(pair[0].type, pair[1].type) is None:
@@ -233,4 +238,6 @@ class JoinSpec:
     def fingerprint(self) -> str:
         """Stable across processes; equal for equal joins."""
         parts = [self.left.to_string(), self.right.to_string(), repr(self.on), self.how, self.output.value]
+        if any(self.promises):
+            parts.append(repr(self.promises))
         return hashlib.sha256("\x00".join([*parts, *self.suffixes]).encode()).hexdigest()[:16]

@@ -88,6 +88,10 @@ class SpillingJoin(ProgressiveJoin):
         self.disks[side].flush(self.tables[side], parts, self.clock, self.sizing.page_bytes, self.sorted_runs)
         self.gone[side][parts] = self.clock
 
+    def last_departure(self, side: int, part: int) -> int:
+        """The last tick at which a row left this partition's memory for the disk."""
+        return int(self.gone[side][part])
+
     def flush_together(self, parts: Sequence[int]) -> None:
         """Move both sides of partitions from memory to disk, at one tick."""
         self.clock += 1

@@ -16,6 +16,7 @@ from watersmeet.state.rows import BatchRows
 from watersmeet.state.side import Probe
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 _MOST_HISTORY = 8
@@ -106,6 +107,12 @@ class Visits:
         """From 0, when there is no history yet, to above 1, when there must be no more of it."""
         return (self._join.ledger.nbytes - self._history_at_first) / self._most_history
 
+    def met_all(self, side: int, parts: Int32, ticks: Int64) -> Bool:
+        """Which rows of a memory, by their partitions and arrivals, have met all of the other side's disk."""
+        on_disk = np.asarray(self._join.disks[1 - side].rows)
+        met: Bool = (on_disk[parts] == 0) | (ticks <= self._visited_at[side][parts])
+        return met
+
     def may_begin(self, side: int, part: int) -> bool:
         """Whether there is memory to remember a visit."""
         return self._join.ledger.try_reserve(side, part, _MOST_ENTRIES if self._join.sorted_runs else 2)
@@ -124,7 +131,7 @@ class Visits:
         beyond = min(visit.start + visit.covered, rows)
         wrapped = visit.covered - (beyond - visit.start)
         for stretch in [*disk.stretches(part, visit.start, beyond), *disk.stretches(part, 0, wrapped)]:
-            self._join.ledger.record_visit(side, part, visit.tick, stretch, int(self._join.gone[side][part]))
+            self._join.ledger.record_visit(side, part, visit.tick, stretch, self._join.last_departure(side, part))
         self._resume_at[side, part] = wrapped or beyond
         if visit.covered == rows:
             self._visited_at[side, part] = visit.tick

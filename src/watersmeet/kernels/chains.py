@@ -97,3 +97,50 @@ def sort_chains(entries: Int64, heads: Int32, ticks: Int64) -> None:
                 entries[2 * (tail - 1) + 1] = 0
             width *= 2
         heads[bucket] = head
+
+
+@kernel
+def unlink_rows(rows: Int32, parts: Int32, dead: Any, entries: Int64, heads: Int32, buckets: int) -> None:
+    """Take rows out of their chains; all of them are marked in `dead` with 1, which becomes 2.
+
+    A chain is gone through once, however many of its rows go.
+    """
+    mask = buckets - 1
+    for i in range(rows.shape[0]):
+        if dead[rows[i]] == 2:
+            continue
+        bucket = parts[i] * buckets + (entries[2 * np.int64(rows[i])] & mask)
+        link = np.int64(heads[bucket])
+        last = np.int64(-1)
+        while link > 0:
+            row = link - 1
+            following = entries[2 * row + 1]
+            if dead[row] == 1:
+                dead[row] = 2
+                if last < 0:
+                    heads[bucket] = following
+                else:
+                    entries[2 * last + 1] = following
+            else:
+                last = row
+            link = following
+
+
+@kernel
+def replace_rows(olds: Int32, news: Int32, parts: Int32, entries: Int64, heads: Int32, buckets: int) -> None:
+    """Let new rows stand in the chains where old ones stood."""
+    mask = buckets - 1
+    for i in range(olds.shape[0]):
+        old, new = np.int64(olds[i]), np.int64(news[i])
+        bucket = parts[i] * buckets + (entries[2 * old] & mask)
+        entries[2 * new] = entries[2 * old]
+        entries[2 * new + 1] = entries[2 * old + 1]
+        link = np.int64(heads[bucket])
+        last = np.int64(-1)
+        while link != old + 1:
+            last = link - 1
+            link = entries[2 * last + 1]
+        if last < 0:
+            heads[bucket] = new + 1
+        else:
+            entries[2 * last + 1] = new + 1

@@ -272,6 +272,26 @@ def _has_room(limbs: Words, count: int, room: int, negative: bool, unsigned: boo
     return top < sign_bit or (negative and top == sign_bit and not any_below_top)
 
 
+_INVERSE = np.uint64(pow(int(MULTIPLIER), -1, 1 << 64))
+
+
+def unmixed(hashes: Words) -> Words:
+    """The words that `mix` made these hashes of.
+
+    >>> hashes = np.empty(3, np.uint64)
+    >>> hash_words(np.array([0, -1, 1 << 40]), hashes)
+    >>> unmixed(hashes).view(np.int64).tolist() == [0, -1, 1 << 40]
+    True
+    """
+    words = hashes ^ (hashes >> np.uint64(32))
+    words = words * _INVERSE
+    words ^= words >> np.uint64(32)
+    words *= _INVERSE
+    words ^= words >> np.uint64(32)
+    words -= COMBINER
+    return words
+
+
 def ordered_doubles(bits: NDArray[np.int64]) -> NDArray[np.int64]:
     """The bits of doubles as integers of the same order; applied twice, it gives the bits back.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,13 +233,25 @@ class DiskSide:
     def flush(self, table: SideTable, parts: Sequence[int], tick: int, page_bytes: int, by_hash: bool = False) -> None:
         """Move the rows of partitions from the table to new runs; nothing has changed if the disk refuses."""
         portions = [table.rows_by_hash(part) if by_hash else table.rows_of(part) for part in parts]
+        self.write_runs(table, parts, portions, tick, page_bytes, table.drop)
+
+    def write_runs(
+        self,
+        table: SideTable,
+        parts: Sequence[int],
+        portions: Sequence[Int32],
+        tick: int,
+        page_bytes: int,
+        forget: Callable[[int], None],
+    ) -> None:
+        """Write some rows of each of these partitions as new runs, and let go of each partition's rows by `forget`."""
         starts = np.cumsum([0, *map(len, portions)]).tolist()
         rows = portions[0] if len(portions) == 1 else np.concatenate(portions)
         where = {"parts": list(parts), "starts": starts[:-1]}
         ends = write_rows(self._store, self.flush_segment(tick), table, rows, page_bytes, meta=where)
         self.wrote(len(ends))
         for part, start, stop in zip(parts, starts, starts[1:], strict=False):
-            table.drop(part)
+            forget(part)
             pages = _pages_within(ends, start, stop)
             size = 2 * _ENTRY_BYTES + _PAGE_BYTES * len(pages)
             if not self._claim.try_grow(size):

@@ -53,6 +53,12 @@ class Intake:
             self._resumed.append(received)
             self.rows += received.batch.num_rows
 
+    def put_back(self, batch: pa.RecordBatch, numbers: Int64) -> None:
+        """Take numbered rows back; they are the next."""
+        if batch.num_rows:
+            self._resumed.appendleft(Received(batch, numbers))
+            self.rows += batch.num_rows
+
     def next(self, most: int | None = None) -> tuple[pa.RecordBatch, Int64]:
         """The next rows, within the limit of bytes and `most` of them, and their numbers."""
         if self._resumed:

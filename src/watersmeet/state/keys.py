@@ -45,17 +45,23 @@ class KeyCodec:
             forms.append(form)
             for side in (0, 1):
                 self._columns[side].append(_column(sources[side], form))
+        self._forms = forms
         self.exact = not forms or (len(forms) == 1 and forms[0].fits_word)
         self._in_doubles = bool(forms) and forms[0].kind is KeyKind.FLOAT
+        self._unsigned = bool(forms) and forms[0].unsigned
 
     def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
         """A hash for each row, and which rows can match anything (None: all can).
 
         A row cannot if a key is NULL, or has a value that the other side's type cannot hold. Its hash is 0.
         """
+        return self._hashed(self._columns[side], columns)
+
+    @staticmethod
+    def _hashed(readers: Sequence[_Column], columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
         hashes: Int64 | None = None
         valid: Mask | None = None
-        for column, array in zip(self._columns[side], columns, strict=True):
+        for column, array in zip(readers, columns, strict=True):
             found, known = column.hash(array)
             valid = _both(valid, known)
             if hashes is None:
@@ -79,6 +85,48 @@ class KeyCodec:
         assert not isinstance(form, _Strings), "strings do not fit a word"
         words = form.view(np.int64)
         return (hashing.ordered_doubles(words) if self._in_doubles else np.ascontiguousarray(words)), valid
+
+    def hash_plain(self, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+        """Hashes of keys that are given in plain types, whatever encoding their columns have; see `hash`."""
+        return self._hashed(self._plain(columns), columns)
+
+    def ranks_plain(self, column: pa.Array) -> tuple[Int64, Mask | None]:
+        """A word for each plain value that is ordered as the values are, and which can match anything; keys are exact.
+
+        NaN is above all numbers.
+        """
+        assert self.exact
+        form, valid = self._plain([column])[0].form_of(column)
+        assert not isinstance(form, _Strings), "strings do not fit a word"
+        words = np.ascontiguousarray(form.view(np.int64))
+        return hashing.ordered_doubles(words) if self._in_doubles else self._unsigned_order(words), valid
+
+    def equal_plain(self, first: Sequence[pa.Array], second: Sequence[pa.Array]) -> Mask | None:
+        """Which pairs of keys in plain types, row by row, are truly equal, whatever sides they are of; see `equal`."""
+        equal: Mask | None = None
+        columns = zip(self._plain(first), first, self._plain(second), second, strict=True)
+        for one, first_column, other, second_column in columns:
+            equal = _both(equal, _equal_forms(one.form_of(first_column), other.form_of(second_column)))
+        return equal
+
+    def _plain(self, columns: Sequence[pa.Array]) -> list[_Column]:
+        return [_column(column.type, form) for column, form in zip(columns, self._forms, strict=True)]
+
+    def ranks_of_hashes(self, hashes: Int64) -> Int64:
+        """The same from the hashes of keys: where keys are exact, a hash tells its key.
+
+        >>> from watersmeet.core.spec import parse_on
+        >>> schema = pa.schema({"id": pa.int64()})
+        >>> codec = KeyCodec(JoinSpec(schema, schema, parse_on("id")))
+        >>> codec.ranks_of_hashes(codec.hash(0, [pa.array([7, -7])])[0])
+        array([ 7, -7])
+        """
+        assert self.exact
+        words = hashing.unmixed(hashes.view(np.uint64)).view(np.int64)
+        return hashing.ordered_doubles(words) if self._in_doubles else self._unsigned_order(words)
+
+    def _unsigned_order(self, words: Int64) -> Int64:
+        return words ^ np.int64(-(1 << 63)) if self._unsigned else words
 
     def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask | None:
         """Which pairs of keys, row by row, are truly equal; None if all are. No key may be NULL."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +77,9 @@ class SideTable(StoredRows):
     it to the caller to make room; `append` then cannot fail.
     """
 
+    values_by_block: ClassVar[bool] = False
+    """Whether strings and nested values belong to their rows' block, and go with it; else to the partition."""
+
     def __init__(
         self,
         types: Sequence[pa.DataType],
@@ -104,10 +107,11 @@ class SideTable(StoredRows):
         self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_block)
         # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
         strings = budget.reservation(f"{name} strings")
-        self._heap = Heap(4 * budget.total, layout.chunk_bytes, partitions, strings, huge)
+        owners = blocks if self.values_by_block else partitions
+        self._heap = Heap((16 if self.values_by_block else 4) * budget.total, layout.chunk_bytes, owners, strings, huge)
         objects = budget.reservation(f"{name} nested values")
         self._columns: list[Column] = [
-            make_column(type_, capacity, partitions, self._heap, objects, huge) for type_ in types
+            make_column(type_, capacity, owners, self._heap, objects, huge) for type_ in types
         ]
         self._has_strings = any(column.in_heap for column in self._columns)
         self._tails = np.full(partitions, -1, np.int32)
@@ -135,17 +139,39 @@ class SideTable(StoredRows):
         needed = hash_index.blocks_needed(parts, self._tails, self._used, self.layout.block_rows, self._counts)
         if not self._blocks.reserve(int(needed)):
             return False
+        owners = self._future_owners(parts)
         lengths = np.zeros(len(parts), np.int64)
         claimed = all(
-            column.reserve(array, parts, lengths) for column, array in zip(self._columns, columns, strict=True)
+            column.reserve(array, owners, lengths) for column, array in zip(self._columns, columns, strict=True)
         )
-        return claimed and (not self._has_strings or self._heap.reserve(lengths, parts))
+        return claimed and (not self._has_strings or self._heap.reserve(lengths, owners))
+
+    def _future_owners(self, parts: Int32) -> Int32:
+        """To what the values of new rows will belong; blocks for them are reserved."""
+        if not self.values_by_block:
+            return parts
+        rows, fresh = np.empty(len(parts), np.int32), np.asarray(self._blocks.peek(), np.int32)
+        hash_index.place_rows(
+            parts, self._tails.copy(), self._used.copy(), self.layout.block_rows, fresh,
+            np.empty(len(fresh), np.int32), rows, self.part_rows.copy(),
+        )  # fmt: skip
+        return rows // np.int32(self.layout.block_rows)
 
     def append(
         self, hashes: Int64, parts: Int32, columns: Sequence[pa.Array], ticks: Int64, grow_index: bool = True
     ) -> Int32:
         """Put in rows whose memory was reserved; returns their numbers."""
-        rows = np.empty(len(hashes), np.int32)
+        rows = self._place(parts, columns)
+        scatter(ticks, rows, self._ticks.array)
+        hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets)
+        self.rows += len(rows)
+        if grow_index:
+            self.fit_index()
+        return rows
+
+    def _place(self, parts: Int32, columns: Sequence[pa.Array]) -> Int32:
+        """Give new rows their slots and put their columns there."""
+        rows = np.empty(len(parts), np.int32)
         fresh = self._blocks.peek()
         owners = np.empty(len(fresh), np.int32)
         block_rows = self.layout.block_rows
@@ -160,14 +186,11 @@ class SideTable(StoredRows):
             self._owned[owner].append(block)
             self._filled[block] = 0
             self._first_ordinals[block] = -1
+        if self.values_by_block:
+            parts = rows // np.int32(block_rows)
         starts = self._place_strings(parts, columns)
         for column, array in zip(self._columns, columns, strict=True):
             column.append(array, rows, parts, starts)
-        scatter(ticks, rows, self._ticks.array)
-        hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets)
-        self.rows += len(rows)
-        if grow_index:
-            self.fit_index()
         return rows
 
     def _place_strings(self, parts: Int32, columns: Sequence[pa.Array]) -> Int64:
@@ -217,9 +240,13 @@ class SideTable(StoredRows):
         self._buckets = buckets
         self._heads = np.zeros(self.layout.partitions * buckets, np.int32)
         for part in range(self.layout.partitions):
-            for first, count in self.spans(part):
-                hash_index.relink_span(part, first, count, self._entries.array, self._heads, buckets)
+            self._relink(part)
         self._index_claim.shrink(before)
+
+    def _relink(self, part: int) -> None:
+        """Put a partition's rows into the empty heads."""
+        for first, count in self.spans(part):
+            hash_index.relink_span(part, first, count, self._entries.array, self._heads, self._buckets)
 
     def close_block(self, part: int) -> None:
         """Let the partition's next row begin a new block; harmless when repeated."""
@@ -280,12 +307,14 @@ class SideTable(StoredRows):
         """Forget a partition's rows; their memory is free for other rows, and `trim` gives it back."""
         self.rows -= int(self.part_rows[part])
         self.part_rows[part] = 0
+        owners = self._owned[part] if self.values_by_block else [part]
         self._blocks.give_back(self._owned[part])
         self._owned[part] = []
         self._tails[part] = -1
         self._used[part] = 0
         self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
-        self._drop_values(part)
+        for owner in owners:
+            self._drop_values(owner)
 
     def _release_block(self, block: int) -> None:
         start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
