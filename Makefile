@@ -35,7 +35,7 @@ check: setup
 	$(BIN)/lint-imports --no-logo
 
 test: check java
-	$(BIN)/pytest -q -n 2 $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist worksteal $(ARGS)
 
 chaos: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)

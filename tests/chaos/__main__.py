@@ -32,6 +32,8 @@ _SPECULATION = {
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
 }
+_PROGRESSIVE = {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2}
+"""How often each failure meets a join of inputs that end."""
 _START = time.monotonic()
 
 
@@ -41,9 +43,9 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def trial_of(place: Path, seed: int, master: str, conf: dict[str, str]) -> Iterator[Trial]:
+def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], ends: bool = False) -> Iterator[Trial]:
     """A query on a cluster of its own."""
-    with Job(place, master, conf=conf) as job:
+    with Job(place, master, conf=conf, ends=ends) as job:
         trial = Trial(job, Work(place, seed), say)
         say(f"starting a query on {master}")
         trial.begin()
@@ -51,17 +53,17 @@ def trial_of(place: Path, seed: int, master: str, conf: dict[str, str]) -> Itera
         job.quit()
 
 
-def run(kind: str, trial: Trial, count: int, seed: int) -> str:
+def run(kind: str, trial: Trial, count: int, seed: int, of: str = "") -> str:
     """A kind of failure, so many times; its line of the summary."""
     failure, _ = FAILURES[kind]
     trial.rng, start, checks = random.Random(f"{kind} {seed}"), time.monotonic(), trial.checks
     trial.steps.clear()
     for number in range(1, count + 1):
-        say(f"{kind} {number}/{count}: {failure(trial)}; {trial.pairs} pairs, each once")
+        say(f"{of}{kind} {number}/{count}: {failure(trial)}; {trial.pairs} pairs, each once")
     trial.check_with_spark()
     steps = ", ".join(f"{step} {times}" for step, times in sorted(trial.steps.items()))
     seconds = time.monotonic() - start
-    return f"{kind:12} {count:3} failures, {trial.checks - checks:3} checks, {seconds:5.0f} s   ({steps})"
+    return f"{of + kind:24} {count:3} failures, {trial.checks - checks:3} checks, {seconds:5.0f} s   ({steps})"
 
 
 def main() -> int:
@@ -84,6 +86,12 @@ def main() -> int:
         if together:
             with trial_of(place / "cluster", given.seed, _CLUSTER, {}) as trial:
                 summary += [run(kind, trial, counts[kind], given.seed) for kind in together]
+        progressive = {kind: count for kind, count in _PROGRESSIVE.items() if kind in kinds}
+        if progressive:
+            with trial_of(place / "progressive", given.seed, _CLUSTER, {}, ends=True) as trial:
+                for kind, count in progressive.items():
+                    summary.append(run(kind, trial, given.count or count, given.seed, "progressive, "))
+                say(f"the inputs have ended: {trial.end_inputs()} pairs were owed until then, {trial.pairs} in all")
         if "speculation" in kinds:
             with Standalone(place / "standalone") as cluster:
                 with trial_of(place / "speculation", given.seed, cluster.master, _SPECULATION) as trial:
@@ -92,7 +100,7 @@ def main() -> int:
         say(f"FAILED: {type(error).__name__}: {error}")
         say(f"seed {given.seed}; the files and logs are kept in {place}")
         raise
-    say("all kinds of failure, and after each of them the sink held every pair exactly once:")
+    say("all of these failures, and after each of them the sink held every pair that was due exactly once:")
     for line in summary:
         say(line)
     if given.place is None:

@@ -33,9 +33,11 @@ class Died(RuntimeError):
 class Job:
     """A driver that is started in a process of its own, any number of times, over one place on disk."""
 
-    def __init__(self, place: Path, master: str, conf: Mapping[str, str] | None = None) -> None:
+    def __init__(self, place: Path, master: str, conf: Mapping[str, str] | None = None, ends: bool = False) -> None:
         self.place = place
-        self.settings = {"place": str(place), "master": master, "groups": 3, "pause": 0.15, "conf": dict(conf or {})}
+        self.settings = {
+            "place": str(place), "master": master, "groups": 3, "pause": 0.15, "conf": dict(conf or {}), "ends": ends,
+        }  # fmt: skip
         for name in ("journal", "running", "orders"):
             (place / name).mkdir(parents=True, exist_ok=True)
         self.log = place / "driver.log"

@@ -17,9 +17,11 @@ import pyarrow as pa
 
 from chaos.watched import Watched
 from chaos.work import COLUMNS, SCHEMA, SIDES
-from watersmeet.spark import join, join_plan
+from watersmeet.spark import join, join_plan, with_events
 
 ANSWER = "@answer "
+_FUEL = 500
+"""So little that pairs of spilled rows are left over from batch to batch."""
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -34,20 +36,27 @@ class Driver:
 
     def start(self) -> dict[str, Any]:
         """Start the query, from its checkpoint if there is one."""
-        own, settings = join_plan.JoinTask, self._settings
-        streams = [
-            self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self._place / side))
-            for side in SIDES
-        ]
+        settings = self._settings
+        name = "OperatorTask" if settings["ends"] else "JoinTask"
+        own = getattr(join_plan, name)
+        streams = [self._stream(side) for side in SIDES]
+        given = {"memory": "256 KiB", "state": self._place / "state", "partitions": settings["groups"]}
         try:
-            join_plan.JoinTask = lambda *a, **k: Watched(own(*a, **k), settings["place"], settings["pause"])
-            state = self._place / "state"
-            joined = join(*streams, on="id", memory="256 KiB", state=state, partitions=settings["groups"])
+            setattr(join_plan, name, lambda *a, **k: Watched(own(*a, **k), settings["place"], settings["pause"]))
+            joined = join(*streams, on="id", fuel=_FUEL, **given)
         finally:
-            join_plan.JoinTask = own
+            setattr(join_plan, name, own)
         writer = joined.writeStream.format("parquet").option("checkpointLocation", str(self._place / "checkpoint"))
         self._query = writer.start(str(self._place / "out"))
         return {"run": str(self._query.runId)}
+
+    def _stream(self, side: str) -> Any:
+        """An input, one file a batch; with a second stream that says when it ends, if the join is to be told."""
+        reader = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        rows = reader.parquet(str(self._place / side))
+        if not self._settings["ends"]:
+            return rows
+        return with_events(rows, self._spark.readStream.text(str(self._place / f"{side}-control")))
 
     def drain(self) -> dict[str, Any]:
         """Wait until the query has taken in all files."""

@@ -28,10 +28,14 @@ class Work:
         self._files = 0
         for side in SIDES:
             self.path(side).mkdir(parents=True, exist_ok=True)
+            self._control(side).mkdir(exist_ok=True)
         (place / "new").mkdir(exist_ok=True)
 
     def path(self, side: str) -> Path:
         return self.place / side
+
+    def _control(self, side: str) -> Path:
+        return self.place / f"{side}-control"
 
     def offer(self, files: int = 2, rows: int = 250) -> None:
         """So many more files for each side."""
@@ -43,6 +47,13 @@ class Work:
         """A file for each side that meets everything there is."""
         for side in SIDES:
             self._write(side, self._rng.permutation(KEYS))
+
+    def end(self) -> None:
+        """Say that no row will follow, for a join that waits to be told."""
+        for side in SIDES:
+            new = self.place / "new" / f"{side}.txt"
+            new.write_text("end")
+            new.rename(self._control(side) / new.name)
 
     def _write(self, side: str, ids: Any) -> None:
         count = len(ids)

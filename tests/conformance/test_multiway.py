@@ -98,4 +98,4 @@ def test_without_closing_edges_cycles_give_too_much(monkeypatch: pytest.MonkeyPa
 def test_the_cases_have_all_sizes() -> None:
     sizes = {make_multi_case(seed, MJoin).inputs for seed in range(60)}
     assert sizes == {2, 3, 4, 5, 6}
-    assert np.mean([len(make_multi_case(seed, MJoin).pairs) > 0 for seed in range(60)]) > 0.7
+    assert np.mean([len(make_multi_case(seed, MJoin).pairs) > 0 for seed in range(60)]) > 0.5
