@@ -48,6 +48,8 @@ class Trial:
     def begin(self) -> None:
         """Start the query and see that it works at all."""
         self.work.offer(files=2)
+        if self._may_owe:
+            self.work.offer(files=6, rows=1_500)  # more than memory holds, from the start
         self.job.start()
         self.check()
 

@@ -25,7 +25,7 @@ from watersmeet.spark.join_factory import JoinFactory
 from watersmeet.spark.kept_operators import KeptOperators
 from watersmeet.spark.operator_group import OperatorGroup, Shares
 from watersmeet.spark.row_hashes import row_hashes
-from watersmeet.spark.state_directory import Batch, Owner, StateDirectory, batch_of
+from watersmeet.spark.state_directory import Batch, GroupState, Owner, StateDirectory, batch_of
 from watersmeet.spill.store import MemoryStore
 
 Pieces = list[tuple[int, pa.RecordBatch]]
@@ -258,6 +258,24 @@ def test_of_two_attempts_at_once_the_first_to_publish_is_right(tmp_path: Path, m
     assert sum(batch.num_rows for batch in found) == _expected(left, right)
     # What the second attempt had written is gone.
     assert len({name.split("-")[3] for name in _files(group, "operator-1-")}) == 1
+
+
+def test_an_error_after_publication_leaves_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, left, right = _group(tmp_path)
+    found = group.batch(0, [(0, left)])
+    once = GroupState.publish_once
+
+    def then_fail(self: GroupState, content: Any) -> Any:
+        once(self, content)
+        monkeypatch.setattr(GroupState, "publish_once", once)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(GroupState, "publish_once", then_fail)
+    with pytest.raises(OSError, match="no space"):
+        group.batch(1, [(1, right)])
+    found += group.batch(1, [(1, right)], kept=KeptOperators())
+    found += group.batch(2, [], (0, 1), kept=KeptOperators())
+    assert sum(batch.num_rows for batch in found) == _expected(left, right)
 
 
 def _files(group: Group, start: str) -> list[str]:

@@ -186,13 +186,14 @@ class OperatorGroup:
                 work_left=course.work_left,
                 delays=delays.counts if self._times else [],
             )
-            manifest = self._publish(snapshot, store, results, counts, sorted(finished | ended), digest)
         except BaseException as error:
             results.abandon()
             store.abandon()
             if isinstance(error, SegmentError):
                 raise store.named(error) from error
             raise
+        # From here on the files may be the state's, whatever else fails; if they are not, they are swept in time.
+        manifest = self._publish(snapshot, store, results, counts, sorted(finished | ended), digest)
         ours = manifest["attempt"] == self._group.attempt
         if ours and snapshot is not None:
             self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt))
