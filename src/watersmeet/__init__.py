@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
     from watersmeet.core.errors import LateRowError as LateRowError
+    from watersmeet.core.errors import PromiseError as PromiseError
     from watersmeet.core.errors import RelationError as RelationError
     from watersmeet.core.errors import SourceError as SourceError
     from watersmeet.core.errors import SpecError as SpecError
     from watersmeet.core.errors import SpillError as SpillError
     from watersmeet.core.errors import WatersmeetError as WatersmeetError
+    from watersmeet.core.promises import Punctuation as Punctuation
+    from watersmeet.core.promises import among as among
+    from watersmeet.core.promises import between as between
     from watersmeet.core.spec import band as band
     from watersmeet.core.windows import age as age
     from watersmeet.core.windows import landmark as landmark
@@ -45,6 +49,8 @@ _HOMES = {
     "BudgetError": "watersmeet.core.errors",
     "LateRowError": "watersmeet.core.errors",
     "Progress": "watersmeet.drivers.progress",
+    "PromiseError": "watersmeet.core.errors",
+    "Punctuation": "watersmeet.core.promises",
     "Relation": "watersmeet.relation",
     "RelationError": "watersmeet.core.errors",
     "Result": "watersmeet.api",
@@ -55,7 +61,9 @@ _HOMES = {
     "Trace": "watersmeet.drivers.trace",
     "WatersmeetError": "watersmeet.core.errors",
     "age": "watersmeet.core.windows",
+    "among": "watersmeet.core.promises",
     "band": "watersmeet.core.spec",
+    "between": "watersmeet.core.promises",
     "explain": "watersmeet.api",
     "join": "watersmeet.api",
     "landmark": "watersmeet.core.windows",
@@ -73,6 +81,8 @@ __all__ = [
     "BudgetError",
     "LateRowError",
     "Progress",
+    "PromiseError",
+    "Punctuation",
     "Relation",
     "RelationError",
     "Result",
@@ -84,7 +94,9 @@ __all__ = [
     "WatersmeetError",
     "__version__",
     "age",
+    "among",
     "band",
+    "between",
     "errors",
     "explain",
     "join",

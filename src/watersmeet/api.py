@@ -17,6 +17,7 @@ from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec, parse_edges
+from watersmeet.core.promises import Promises, Punctuation
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
@@ -76,7 +77,9 @@ def join(
 
     def specify(schemas: Sequence[pa.Schema]) -> JoinSpec:
         left_schema, right_schema = schemas
-        spec = JoinSpec(left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called)
+        spec = JoinSpec(
+            left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called, promises=promises
+        )
         check_budget(spec, budget, algorithm, options)
         return spec
 
@@ -94,7 +97,21 @@ def join(
         return operator
 
     called = names or (usual_name(left, 0), usual_name(right, 1))
-    return run(list(zip(called, (left, right), strict=True)), specify, build, budget, wait, on_progress)
+    sources = [as_source(left, called[0])]
+    try:
+        sources.append(as_source(right, called[1]))
+        promises = (promises_of(sources[0]), promises_of(sources[1]))
+        return run(list(zip(called, sources, strict=True)), specify, build, budget, wait, on_progress)
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+
+
+def promises_of(source: Source) -> Promises:
+    """What a source promises of its rows: nothing, unless it says so."""
+    promises: Promises = getattr(source, "promises", Promises())
+    return promises
 
 
 def multijoin(
@@ -270,9 +287,11 @@ def _option_names(kind: type, given: int = 3) -> list[str]:
 
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
     """Refuse memory that no choice could work in, in terms of what the user gave."""
-    from watersmeet.planner import ALGORITHMS
+    from watersmeet.planner import ALGORITHMS, choose
 
-    if algorithm == "auto":
+    if algorithm == "auto" and any(spec.promises):
+        kinds = [choose(spec)[0]]
+    elif algorithm == "auto":
         kinds = [kind for kind in ALGORITHMS.values() if spec.band is None or kind.joins_ranges]
     else:
         kinds = [ALGORITHMS[algorithm]]
@@ -311,7 +330,7 @@ class Result:
         self._run = run
         self._schema = schema
         # Weak, so that the end of a loop is the end of the run, even while the result itself is kept.
-        self._batches: weakref.ref[Generator[pa.RecordBatch, None, None]] | None = None
+        self._batches: weakref.ref[Generator[Any, None, None]] | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._batches is not None:
@@ -319,6 +338,23 @@ class Result:
                 "the result of a join can be read only once, and this one was; call join() again, or keep its table()"
             )
         batches = self._run.batches()
+        self._batches = weakref.ref(batches)
+        return batches
+
+    def marked(self) -> Iterator[pa.RecordBatch | Punctuation]:
+        """The batches, and among them the punctuations that hold for the result: no row that matches one follows it.
+
+        >>> from watersmeet.core.promises import Punctuation
+        >>> from watersmeet.sources import source
+        >>> news = source([{"sno": 79, "keyword": "Smart Card"}], unique=["sno"])
+        >>> hits = [{"sno": 79, "ip": "64.58.76.224"}, Punctuation({"sno": 79})]
+        >>> result = join(news, hits, on="sno", memory="8 MiB")
+        >>> [item if isinstance(item, Punctuation) else item.to_pylist() for item in result.marked()]
+        [[{'sno': 79, 'keyword': 'Smart Card', 'ip': '64.58.76.224'}], Punctuation(sno = 79)]
+        """
+        if self._batches is not None:
+            raise WatersmeetError("the result of a join can be read only once, and this one was; call join() again")
+        batches = self._run.marked_batches()
         self._batches = weakref.ref(batches)
         return batches
 

@@ -19,6 +19,7 @@ from watersmeet.joins.index_nested_loop import IndexNestedLoop
 from watersmeet.joins.lookup_chain import LookupChain
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import MeshJoin
+from watersmeet.joins.metadata_mjoin import MetadataMJoin
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.pmj import PMJ
@@ -34,7 +35,7 @@ from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.spill.store import Store
 from watersmeet.state.relation import RelationReader
 
-_JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, PMJ, RPJ, SymmetricHash, XJoin)
+_JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, MetadataMJoin, PMJ, RPJ, SymmetricHash, XJoin)
 ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}
 """Every operator by its name; being listed here puts it through the conformance suite."""
 
@@ -43,16 +44,22 @@ def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoi
     """The class of the operator for a spec, and why it is that one.
 
     `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
-    For a band it is `diner`.
+    For a band it is `diner`, and where an input promises something of its keys, or has punctuations, `metadata_mjoin`.
     """
     reason = "asked for by name"
-    if algorithm == "auto" and spec.band is None:
+    if algorithm == "auto" and spec.band is None and _promising(spec):
+        algorithm, reason = "metadata_mjoin", "what the inputs promise lets it forget rows that find no more partners"
+    elif algorithm == "auto" and spec.band is None:
         algorithm, reason = "xjoin", "it joins in memory as long as everything fits, and spills when it does not"
     elif algorithm == "auto":
         algorithm, reason = "diner", "it joins by ranges of values, in memory and on disk"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
     return ALGORITHMS[algorithm], reason
+
+
+def _promising(spec: JoinSpec) -> bool:
+    return any(promises.help(spec.keys(side)) for side, promises in enumerate(spec.promises))
 
 
 def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ProgressiveJoin:

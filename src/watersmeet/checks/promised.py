@@ -23,6 +23,7 @@ from watersmeet.checks.promised_cases import (
     unpromised,
 )
 from watersmeet.checks.run import CaseReport, ConformanceError, Run, run_case
+from watersmeet.core.errors import PromiseError
 from watersmeet.core.events import Arrive, Event, Punctuate, Status
 from watersmeet.core.promises import ANY, Among, Range
 from watersmeet.spill.store import MemoryStore
@@ -298,6 +299,21 @@ def _reports(operator_class: type[Any], seeds: range) -> Iterator[PromisedReport
             case 7:
                 check_what_must_not_matter(operator_class, case, options, rng)
         yield run_promised(operator_class, case, **options)
+
+
+def check_broken_promise(operator_class: type[Any], seed: int) -> None:
+    """Of a case whose rows break their promises: the first row that does so, and no other, is an error."""
+    rng = np.random.default_rng([seed, 0xB70])
+    case = broken(make_promised_case(seed, operator_class), rng)
+    counted = run_promised(operator_class, case, broken="count").broken
+    try:
+        run_case(operator_class, case, broken="error")
+    except ConformanceError as error:
+        if not isinstance(error.__cause__, PromiseError) or not counted:
+            raise
+    else:
+        if counted:
+            raise ConformanceError(f"{operator_class.__name__}: took {counted} rows that should not have come\n{case}")
 
 
 def check_what_must_not_matter(

@@ -164,7 +164,7 @@ def _punctuations(
         if keys.valid[row] and rng.random() < share:
             delay = int(rng.integers(0, 1 + rows // 4)) if rng.random() < 0.4 else 0
             found.append((min(rows, int(row) + 1 + delay), keys.value(int(row))))
-    found += [(int(rng.integers(0, rows + 1)), value) for value in _foreign(rng, spec, side, keys, others)]
+    found += [(int(rng.integers(0, rows + 1)), value) for value in _foreign(rng, spec, keys, others)]
     if len(keys.names) == 1:
         found = _grouped(rng, keys.names[0], found)
         if keys.ranks is not None and rows:
@@ -175,19 +175,20 @@ def _punctuations(
     )
 
 
-def _foreign(rng: Rng, spec: JoinSpec, side: int, keys: SideKeys, others: SideKeys) -> list[Pattern]:
+def _foreign(rng: Rng, spec: JoinSpec, keys: SideKeys, others: SideKeys) -> list[Pattern]:
     """Keys of the other input that this one never sends, in this one's types."""
     found = []
     missing = np.flatnonzero(~np.isin(others.hashes, keys.hashes) & others.valid)
     for row in rng.permutation(missing)[: int(rng.integers(0, 8))]:
-        pattern: Pattern = {}
-        for name, column, mine in zip(keys.names, others.columns, keys.columns, strict=True):
-            try:
-                pattern[name] = column.slice(int(row), 1).cast(mine.type)[0].as_py()
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                break
-        else:
-            found.append(pattern)
+        try:
+            values = [
+                column.slice(int(row), 1).cast(mine.type)
+                for column, mine in zip(others.columns, keys.columns, strict=True)
+            ]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        if KeyCodec(spec).hash_plain(values)[0][0] not in keys.hashes:  # casting may have rounded
+            found.append({name: value[0].as_py() for name, value in zip(keys.names, values, strict=True)})
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.core.promises import Punctuation
 from watersmeet.state.stored_types import put_together
 
 PIECES = 4
@@ -35,8 +36,8 @@ TRUSTED = 256
 """So many slices of one batch are taken to be as wide as the one that was measured."""
 
 
-Piece: TypeAlias = tuple[pa.RecordBatch, int, int]
-"""Some rows, the bytes and the rows they count for."""
+Piece: TypeAlias = tuple[pa.RecordBatch | Punctuation, int, int]
+"""Some rows, or a punctuation between rows, and the bytes and the rows they count for."""
 
 
 class Readable(Protocol):
@@ -132,7 +133,14 @@ class Inbox:
         small: list[Piece] = []
         left, bytes_left, rows_left = self.half, self.piece_bytes, TOGETHER_ROWS
         for _ in range(len(self.pieces)):
-            _, size, counted = piece = pop()
+            item, size, counted = piece = pop()
+            if isinstance(item, Punctuation):  # what is put together must not reach over it
+                taken += [*together(small), piece]
+                small, bytes_left, rows_left = [], self.piece_bytes, TOGETHER_ROWS
+                left -= size
+                if left < 0:
+                    break
+                continue
             left -= size
             bytes_left -= size
             rows_left -= counted - BATCH_ROWS
@@ -225,9 +233,21 @@ def _read_batches(inbox: Inbox) -> None:
     most_bytes, most_rows = inbox.allowance()
     overhead = BATCH_BYTES + COLUMN_BYTES * len(inbox.schema or ())
     buffers, row_bytes, trusted = -1, 0.0, 0
-    iterator = inbox.source.batches()
+    iterator = getattr(inbox.source, "marked_batches", inbox.source.batches)()
     try:
         for batch in iterator:
+            if isinstance(batch, Punctuation):
+                put_bytes += BATCH_BYTES
+                counted_put += BATCH_ROWS
+                inbox.put_bytes, inbox.counted_put = put_bytes, counted_put
+                put((batch, BATCH_BYTES, BATCH_ROWS))
+                if bell.asleep:
+                    bell.ring()
+                if put_bytes > most_bytes or counted_put > most_rows:
+                    most_bytes, most_rows = inbox.await_room()
+                if bell.stopped:
+                    return
+                continue
             rows = batch.num_rows
             if not rows:
                 if bell.stopped:

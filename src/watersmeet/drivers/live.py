@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
-from watersmeet.core.events import Arrive, End, Stall, Status
+from watersmeet.core.events import Arrive, End, Punctuate, Stall, Status
 from watersmeet.core.operator import JoinOperator, patience_of
+from watersmeet.core.promises import Punctuation
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
 from watersmeet.drivers.progress import LookupFigures, Progress
 
@@ -197,6 +198,13 @@ class LiveRun:
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
         """Run the join; closing the generator stops it."""
+        return self._run(marked=False)
+
+    def marked_batches(self) -> Generator[pa.RecordBatch | Punctuation, None, None]:
+        """The same, with punctuations of the result in their places."""
+        return self._run(marked=True)
+
+    def _run(self, marked: bool) -> Generator[Any, None, None]:
         try:
             operator = self.operator()
             status = Status.NEED_INPUT
@@ -208,7 +216,7 @@ class LiveRun:
                 if not fuel:
                     continue
                 step = operator.poll(time.monotonic(), fuel)
-                status, out = step.status, step.out
+                status, out, punctuations = step.status, step.out, step.punctuations
                 if status is not Status.HAS_OUTPUT:
                     self._release()
                 if out is not None and out.num_rows:
@@ -218,6 +226,8 @@ class LiveRun:
                     del step  # neither is to be kept alive here while the next one is made
                     yield out
                 out = None
+                if marked and punctuations:
+                    yield from punctuations
             self._done = True
         finally:
             self.close()
@@ -257,10 +267,13 @@ class LiveRun:
                 continue
             queued += inbox.held
             ended = inbox.ended  # looked at before the queue: nothing is put once it has ended
-            for batch, size, counted in inbox.take():
-                operator.receive(Arrive(number, batch))
+            for item, size, counted in inbox.take():
                 moved = True
-                self._rows_in[number] += batch.num_rows
+                if not isinstance(item, Punctuation):
+                    operator.receive(Arrive(number, item))
+                    self._rows_in[number] += item.num_rows
+                elif getattr(operator, "takes_punctuations", False):
+                    operator.receive(Punctuate(number, item.pattern))
                 self._handed.append((inbox, size, counted))
             if ended and not inbox.pieces and inbox.error is None:
                 operator.receive(End(number))

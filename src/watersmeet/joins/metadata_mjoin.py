@@ -33,6 +33,8 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+_RARELY_MORE = 2048
+"""Bytes that a punctuation takes at most, unless it has many values."""
 _RANGE_SHARE = 16
 """The punctuated ranges may take one part in so many of the memory, each."""
 
@@ -305,6 +307,8 @@ class MetadataMJoin(PromisedState):
 
     def heed(self, pattern: KeyPattern) -> None:
         """A punctuation stands at the head of its input."""
+        if self.budget.free < _RARELY_MORE:  # what is not needed any more makes room for what is to be remembered
+            self.purge_now()
         self.known[pattern.side].add(pattern)
         self.propagation.add(pattern)
         self.promises_made(pattern.side)

@@ -30,6 +30,8 @@ Keys = Callable[[], Sequence[pa.Array]]
 
 _FOUND_AT_ONCE = 256
 _RUN_BYTES, _PAGE_BYTES = 64, 9
+_TRIMMED = 4096
+"""Bytes of each table that are given back after a purge, for whatever else needs memory."""
 _MORE_MEMORY = 4
 """The least memory is that of `xjoin` and one part in so many more, for what is known and for moving rows."""
 
@@ -216,6 +218,8 @@ class PromisedState(XJoin):
         for side in (0, 1):
             if self.known[side].news:
                 self._purge(side)
+        for table in self.tables:
+            table.trim(_TRIMMED)
         return sum(self.state_rows) < before
 
     def _purge(self, side: int) -> None:
@@ -277,6 +281,7 @@ class PromisedState(XJoin):
         portions = {int(part): rows[parts == part] for part in np.unique(parts)}
         if not self._has_room_for_runs(len(portions), len(rows)):
             return
+        self._remember(side, rows)
         self.clock += 1
         self.disks[side].write_runs(
             table, list(portions), list(portions.values()), self.clock, self.sizing.page_bytes,

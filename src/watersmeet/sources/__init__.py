@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
-from watersmeet.sources.base import BATCH_ROWS, UNNAMED, Source
+from watersmeet.core.promises import Promises
+from watersmeet.sources.base import BATCH_ROWS, UNNAMED, BaseSource, Source
 from watersmeet.sources.databases import CursorSource, is_cursor
 from watersmeet.sources.iterators import IteratorSource
+from watersmeet.sources.marked import is_marked, marked_source
 from watersmeet.sources.tables import ReaderSource, TableSource, as_table, open_stream, table_of_dicts
 
 __all__ = ["Source", "as_source", "source"]
@@ -22,7 +25,15 @@ _KINDS = (
 
 
 def source(
-    data: object, *, name: str | None = None, schema: pa.Schema | None = None, batch_rows: int = BATCH_ROWS
+    data: object,
+    *,
+    name: str | None = None,
+    schema: pa.Schema | None = None,
+    batch_rows: int = BATCH_ROWS,
+    unique: Sequence[str] | str = (),
+    clustered: Sequence[str] | str = (),
+    sorted: Sequence[str | tuple[str, str]] | str = (),
+    punctuated: bool = False,
 ) -> Source:
     """Rows to join, from nearly anything.
 
@@ -32,14 +43,37 @@ def source(
     wait for an iterator's first item and settles the types of text files; rows of any kind are cast to it where that is
     safe. Batches have at most `batch_rows` rows.
 
+    A source can promise something of its rows, which lets `join` forget rows sooner: that columns are `unique`, that
+    rows come `clustered` by columns (those with equal values one after the other) or `sorted` by them (`("day",
+    "descending")` for the other direction). With `punctuated`, there may be punctuations among the items of an iterator
+    (see `Punctuation`), or among the lines of an NDJSON file; XML streams can always have them. A row that breaks a
+    promise is an error when it comes.
+
+    >>> promising = source(pa.table({"id": [1, 2]}), unique=["id"], sorted=["id"])
+    >>> promising.promises.unique
+    ('id',)
+
     >>> types = pa.schema({"id": pa.int32(), "paid": pa.bool_()})
     >>> orders = source(({"id": i, "paid": None} for i in range(3)), schema=types)
     >>> pa.Table.from_batches(orders.batches()).schema.types
     [DataType(int32), DataType(bool)]
     """
+    promises = Promises.of(unique, clustered, sorted, punctuated)
+    made = _plain_source(data, name, schema, batch_rows, punctuated)
+    if promises:
+        made.promises = replace(promises, punctuated=made.promises.punctuated or punctuated)
+    return made
+
+
+def _plain_source(
+    data: object, name: str | None, schema: pa.Schema | None, batch_rows: int, punctuated: bool
+) -> BaseSource:
+    """A source of which nothing more is promised than its kind tells."""
     if data is None:
         raise SourceError(f"{name or UNNAMED} is None; give {_KINDS}")
     called = UNNAMED if name is None else name
+    if is_marked(data, punctuated):
+        return marked_source(data, called, schema, batch_rows)
     if isinstance(data, str | os.PathLike):
         # File formats are what costs most to import, and many joins read none.
         from watersmeet.sources.files import FileSource

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError
+from watersmeet.core.promises import Promises
 from watersmeet.sources.conform import Mismatch, conform
 
 BATCH_ROWS = 8192
@@ -61,6 +62,8 @@ class BaseSource(ABC):
         self._batch_rows = batch_rows
         self._begun = False
         self._closed = False
+        self.promises = Promises()
+        """What the source promises of its rows."""
 
     @property
     def schema_known(self) -> bool:
