@@ -16,7 +16,7 @@ from watersmeet import sinks
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
-from watersmeet.core.multi_spec import MultiSpec, parse_edges
+from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges
 from watersmeet.core.promises import Promises, Punctuation
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
@@ -116,7 +116,7 @@ def promises_of(source: Source) -> Promises:
 
 def multijoin(
     inputs: Mapping[str, object],
-    on: str | Sequence[str],
+    on: ManyOn,
     *,
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
@@ -128,11 +128,11 @@ def multijoin(
     """Join several inputs as their rows arrive, in one operator: no intermediate results, the first rows at once.
 
     A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
-    Columns of one name that are joined with each other come out once.
+    Columns of one name that must be equal come out once.
 
     :param inputs: by name, whatever `join` takes.
-    :param on: conditions such as `"orders.id = items.order_id"`, enough of them to hold all inputs together; there may
-        be cycles.
+    :param on: conditions such as `"orders.id = items.order_id"` or `wm.band("trades.at = quotes.at", width)`, enough of
+        them to hold all inputs together; there may be cycles. Bands are for `"miner"`.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
@@ -158,8 +158,8 @@ def multijoin(
         from watersmeet.planner import MULTIWAY
 
         spec = MultiSpec(names, tuple(schemas), edges)
-        kinds = MULTIWAY.values() if algorithm == "auto" else [MULTIWAY[algorithm]]
-        check_least(min(kind.least_memory(spec) for kind in kinds), budget)
+        kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["mjoin", "tree"]
+        check_least(min(MULTIWAY[kind].least_memory(spec) for kind in kinds), budget)
         return spec
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:

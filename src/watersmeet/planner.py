@@ -20,6 +20,7 @@ from watersmeet.joins.lookup_chain import LookupChain
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.miner import Miner
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.pmj import PMJ
@@ -75,23 +76,30 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
     return operator
 
 
-MULTIWAY: Mapping[str, type[MJoin] | type[JoinTree]] = {MJoin.name: MJoin, JoinTree.name: JoinTree}
+MULTIWAY: Mapping[str, type[MJoin] | type[JoinTree] | type[Miner]] = {
+    Miner.name: Miner,
+    MJoin.name: MJoin,
+    JoinTree.name: JoinTree,
+}
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
 
 
 def build_multiway(
     spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any
-) -> MJoin | JoinTree:
+) -> MJoin | JoinTree | Miner:
     """The operator for a join of several inputs.
 
-    `auto` is `mjoin`; if estimates are given (`rows`, by name, and perhaps `selectivities`, by condition), it is what
-    the cost model of `policies.splitting` makes of them: one operator, or a tree.
+    `auto` is `mjoin`, or `miner` if there is a band; if estimates are given (`rows`, by name, and perhaps
+    `selectivities`, by condition), it is what the cost model of `policies.splitting` makes of them: one operator, or a
+    tree.
     """
     reason = "asked for by name"
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     if algorithm == "auto":
         algorithm, reason = "mjoin", "one operator for all inputs, which keeps no intermediate results"
-        if rows is not None:
+        if spec.has_bands:
+            algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
+        elif rows is not None:
             chosen = plan(spec, Estimates.of(spec, rows, selectivities))
             if not chosen.single:
                 algorithm, reason = "tree", "storing intermediate results costs less than finding them again"

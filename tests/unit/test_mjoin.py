@@ -199,7 +199,7 @@ def test_multijoin_equals_joins_in_sequence_in_memory_and_on_disk() -> None:
 def test_multijoin_refuses_what_it_cannot_do_before_a_row_is_read() -> None:
     with pytest.raises(BudgetError, match="memory of 20 KiB is too small"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], memory="20 KiB")
-    with pytest.raises(SpecError, match="algorithm 'xjoin' is not known; choose auto, or one of mjoin"):
+    with pytest.raises(SpecError, match="algorithm 'xjoin' is not known; choose auto, or one of miner, mjoin, tree"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], algorithm="xjoin")
     with pytest.raises(SpecError, match="has no option 'speed'"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], speed=3)

@@ -9,11 +9,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from watersmeet.checks.bands import random_band
 from watersmeet.checks.cases import PLENTY, Move, moves_of, random_fuel
 from watersmeet.checks.keys import KeyColumns, random_key
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
+from watersmeet.core.bands import Width
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.spec import Output
+from watersmeet.core.spec import Band, Output
 from watersmeet.joins.multi_reference import reference_combinations
 from watersmeet.memory import format_bytes
 
@@ -60,6 +62,7 @@ class MultiCase:
         on = ", ".join(
             f"{names[e.first]}.{e.first_column} {self.spec.key_field(e.first, e.first_column).type} = "
             f"{names[e.second]}.{e.second_column} {self.spec.key_field(e.second, e.second_column).type}"
+            + ("" if e.width is None else f" within {e.width!r}")
             for e in self.spec.edges
         )
         return (
@@ -72,7 +75,7 @@ class MultiCase:
 
 
 def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> MultiCase:
-    """The case of this seed for this operator.
+    """The case of this seed for this operator; one that joins ranges is also given bands.
 
     >>> from watersmeet.joins.mjoin import MJoin
     >>> str(make_multi_case(7, MJoin)) == str(make_multi_case(7, MJoin))
@@ -84,9 +87,12 @@ def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> Mul
     variables = 1 + max(variable for _, _, variable in edges)
     distinct = [int(np.exp(rng.random() ** 0.5 * np.log(300))) for _ in range(variables)]
     keys = [random_key(rng, size) for size in distinct]
+    widths: list[Width | None] = [None] * variables
+    if getattr(operator_class, "joins_ranges", False):
+        _put_bands(np.random.default_rng([seed, 0xBA4D]), distinct, keys, widths)
     sides = rng.integers(0, 2, (inputs, variables))
     columns = _key_columns(rng, inputs, edges, keys, sides)
-    on = [f"{_name(a)}.k{v} = {_name(b)}.k{v}" for a, b, v in edges]
+    on = [_condition(f"{_name(a)}.k{v}", f"{_name(b)}.k{v}", widths[v]) for a, b, v in edges]
     rows = _few_enough(columns, on, int(rng.choice([40, 120, _MOST_COMBINATIONS], p=[0.6, 0.35, 0.05])))
     payload = [[random_payload(rng, rows[i]) for _ in range(int(rng.integers(0, 3)))] for i in range(inputs)]
     wide = [WIDE_TYPES[int(rng.integers(len(WIDE_TYPES)))] if rng.random() < 0.9 else None for _ in range(inputs)]
@@ -110,12 +116,29 @@ def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> Mul
         tables.append(pa.RecordBatch.from_arrays(arrays, schema=spec.input(i)))
     moves = moves_of(tables, rng, memory)
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
-    kinds = (shape, f"{inputs} inputs", *(key.kind for key in keys))
+    bands = ["bands"] if spec.has_bands else []
+    kinds = (shape, f"{inputs} inputs", *bands, *(key.kind for key in keys))
     return MultiCase(seed, spec, tuple(tables), moves, random_fuel(rng), memory, least, restores, kinds)
 
 
 def _name(number: int) -> str:
     return "rstuvw"[number]
+
+
+def _put_bands(rng: Rng, distinct: list[int], keys: list[KeyColumns], widths: list[Width | None]) -> None:
+    """Let some variables be compared by ranges, in a third of all cases."""
+    if rng.random() < 2 / 3:
+        return
+    for variable, size in enumerate(distinct):
+        if rng.random() < 0.5:
+            band = random_band(rng, size)
+            while band.columns.kind == "nothing":  # of two columns that are not null it may not be a band
+                band = random_band(rng, size)
+            keys[variable], widths[variable] = band.columns, band.width
+
+
+def _condition(left: str, right: str, width: Width | None) -> str | Band:
+    return f"{left} = {right}" if width is None else Band(left, right, width)
 
 
 def _graph(rng: Rng, inputs: int) -> tuple[str, list[tuple[int, int, int]]]:
@@ -160,12 +183,12 @@ def _cut(table: pa.Table, rows: int) -> pa.Table:
     return table.slice(0, rows)
 
 
-def _bare(on: list[str], columns: list[pa.Table]) -> MultiSpec:
+def _bare(on: list[str | Band], columns: list[pa.Table]) -> MultiSpec:
     """The join of the keys alone."""
     return MultiSpec.of({_name(i): table.schema for i, table in enumerate(columns)}, on, Output.COUNTS)
 
 
-def _few_enough(columns: list[pa.Table], on: list[str], most: int) -> list[int]:
+def _few_enough(columns: list[pa.Table], on: list[str | Band], most: int) -> list[int]:
     """How many rows of each input give no more than so many results."""
     spec = _bare(on, columns)
     rows = [table.num_rows for table in columns]

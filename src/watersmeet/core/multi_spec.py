@@ -6,24 +6,31 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import KeyType, common_key_type
-from watersmeet.core.spec import Output
+from watersmeet.core.spec import Band, Output
 
 MOST_INPUTS = 16
+
+ManyOn: TypeAlias = "str | Band | Sequence[str | Band]"
+"""What a join of several inputs is on: `"r.a = s.b"`, `band("r.a = s.b", width)`, or a list of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An equality between columns of two inputs, which are told by their numbers."""
+    """A condition between columns of two inputs, which are told by their numbers."""
 
     first: int
     first_column: str
     second: int
     second_column: str
+    width: Width | None = None
+    """How far values may be apart; None: they must be equal."""
 
     def column(self, side: int) -> str:
         """The column's name at one end."""
@@ -35,33 +42,55 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class BandEnd:
+    """In which form one end of a band is compared: whatever else the band says is not of this column alone."""
+
+    factor: int
+    in_doubles: bool
+    biased: bool
+    nothing: bool
+
+    @classmethod
+    def of(cls, form: BandForm, side: int) -> BandEnd:
+        """One end of a band."""
+        return cls(form.factors[side], form.in_doubles, form.biased, form.nothing)
+
+
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """A column of an input in the form in which edges compare it; edges that compare alike share one."""
 
     column: str
-    form: KeyType
+    form: KeyType | BandEnd
 
 
-def parse_edges(on: str | Sequence[str], names: Sequence[str]) -> tuple[Edge, ...]:
+def parse_edges(on: ManyOn, names: Sequence[str]) -> tuple[Edge, ...]:
     """Edges from what people write.
 
     >>> parse_edges("r.a = s.b", ["r", "s"])
-    (Edge(first=0, first_column='a', second=1, second_column='b'),)
+    (Edge(first=0, first_column='a', second=1, second_column='b', width=None),)
     """
-    texts = [on] if isinstance(on, str) else on
-    if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
+    conditions = [on] if isinstance(on, str | Band) else on
+    if (
+        not isinstance(conditions, Sequence)
+        or not conditions
+        or not all(isinstance(each, str | Band) for each in conditions)
+    ):
         raise SpecError(f"on={on!r} is not understood; write a list such as ['orders.id = items.order_id']")
-    return tuple(_parse_edge(text, names) for text in texts)
+    return tuple(_parse_edge(each, names) for each in conditions)
 
 
-def _parse_edge(text: str, names: Sequence[str]) -> Edge:
-    ends = [end.strip() for end in text.split("=")]
+def _parse_edge(condition: str | Band, names: Sequence[str]) -> Edge:
+    if isinstance(condition, Band):
+        text, ends, width = f"{condition.left} = {condition.right}", [condition.left, condition.right], condition.width
+    else:
+        text, ends, width = condition, [end.strip() for end in condition.split("=")], None
     if len(ends) != 2:
         raise SpecError(f"join condition {text!r} is not understood; write 'input.column = other.column'")
     (first, first_column), (second, second_column) = (_parse_end(end, text, names) for end in ends)
     if first == second:
         raise SpecError(f"join condition {text!r} is within one input; filter {names[first]!r} by it before the join")
-    return Edge(first, first_column, second, second_column)
+    return Edge(first, first_column, second, second_column, width)
 
 
 def _parse_end(end: str, text: str, names: Sequence[str]) -> tuple[int, str]:
@@ -81,7 +110,7 @@ class MultiSpec:
     """A join of two or more inputs, with every question of names and types settled.
 
     A column keeps its name in the output if no other input has one of that name; else it is `input_column`. Columns of
-    one name that are joined with each other come out once.
+    one name that must be equal come out once.
 
     >>> r, s = pa.schema({"a": pa.int64(), "v": pa.string()}), pa.schema({"a": pa.int32(), "v": pa.bool_()})
     >>> MultiSpec(("r", "s"), (r, s), parse_edges("r.a = s.a", ["r", "s"])).schema.names
@@ -102,20 +131,34 @@ class MultiSpec:
         if len(self.schemas) != count:
             raise SpecError(f"there are {count} inputs and {len(self.schemas)} schemas")
         for edge in self.edges:
-            types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
-            if common_key_type(*types) is None:
-                first, second = (f"{self.names[edge.input(side)]}.{edge.column(side)}" for side in (0, 1))
-                raise SpecError(
-                    f"{first} ({types[0]}) cannot be compared with {second} ({types[1]}); cast one of them first"
-                )
+            if self._form(edge) is None:
+                self._refuse_types(edge)
         self._refuse_cross_products()
         _ = self.schema
 
     @classmethod
-    def of(cls, schemas: Mapping[str, pa.Schema], on: str | Sequence[str], output: Output = Output.ROWS) -> MultiSpec:
+    def of(cls, schemas: Mapping[str, pa.Schema], on: ManyOn, output: Output = Output.ROWS) -> MultiSpec:
         """The join of inputs by name."""
         names = tuple(schemas)
         return cls(names, tuple(schemas.values()), parse_edges(on, names), output)
+
+    def _form(self, edge: Edge) -> KeyType | BandForm | None:
+        types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
+        if edge.width is None:
+            return common_key_type(*types)
+        return common_band_form(types[0], types[1], edge.width)
+
+    def _refuse_types(self, edge: Edge) -> None:
+        types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
+        first, second = (f"{self.names[edge.input(side)]}.{edge.column(side)}" for side in (0, 1))
+        if edge.width is None:
+            raise SpecError(
+                f"{first} ({types[0]}) cannot be compared with {second} ({types[1]}); cast one of them first"
+            )
+        raise SpecError(
+            f"{first} ({types[0]}) cannot be within {edge.width!r} of {second} ({types[1]}); a band takes numbers and "
+            f"a number, or dates, timestamps, times or durations and a timedelta"
+        )
 
     def _refuse_cross_products(self) -> None:
         reached, waiting = {0}, [0]
@@ -157,40 +200,58 @@ class MultiSpec:
         raise SpecError(f"join column {name!r} is not in {called}; it has {', '.join(schema.names) or 'no columns'}")
 
     @cached_property
-    def forms(self) -> tuple[KeyType, ...]:
+    def forms(self) -> tuple[KeyType | BandForm, ...]:
         """In which form each edge compares its columns."""
         found = []
         for edge in self.edges:
-            types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
-            form = common_key_type(*types)
+            form = self._form(edge)
             assert form is not None, "checked when the spec was made"
             found.append(form)
         return tuple(found)
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether some edges ask for values that are only close."""
+        return any(edge.width is not None for edge in self.edges)
 
     @cached_property
     def attributes(self) -> tuple[tuple[Attribute, ...], ...]:
         """What each input is joined on: its columns in the forms that edges compare."""
         found: list[list[Attribute]] = [[] for _ in self.names]
-        for edge, form in zip(self.edges, self.forms, strict=True):
+        for number, edge in enumerate(self.edges):
             for side in (0, 1):
-                attribute = Attribute(edge.column(side), form)
+                attribute = self._attribute(number, side)
                 if attribute not in found[edge.input(side)]:
                     found[edge.input(side)].append(attribute)
         return tuple(tuple(each) for each in found)
 
+    def _attribute(self, edge: int, side: int) -> Attribute:
+        form = self.forms[edge]
+        return Attribute(self.edges[edge].column(side), BandEnd.of(form, side) if isinstance(form, BandForm) else form)
+
+    @cached_property
+    def _attribute_numbers(self) -> tuple[tuple[int, int], ...]:
+        """By edge, for both ends."""
+        return tuple(
+            (
+                self.attributes[edge.first].index(self._attribute(number, 0)),
+                self.attributes[edge.second].index(self._attribute(number, 1)),
+            )
+            for number, edge in enumerate(self.edges)
+        )
+
     def attribute_of(self, edge: int, side: int) -> int:
         """The number of an edge's attribute among those of the input at one end."""
-        ends = self.edges[edge]
-        return self.attributes[ends.input(side)].index(Attribute(ends.column(side), self.forms[edge]))
+        return self._attribute_numbers[edge][side]
 
     @property
     def on_one_attribute(self) -> bool:
         """Whether all inputs are joined on one and the same value, so that equal hashes are equal partitions."""
-        return all(len(each) == 1 for each in self.attributes) and len(set(self.forms)) == 1
+        return not self.has_bands and all(len(each) == 1 for each in self.attributes) and len(set(self.forms)) == 1
 
     @cached_property
     def kept(self) -> tuple[tuple[int, ...], ...]:
-        """Which columns of each input reach the output: all, but joined columns of one name only once."""
+        """Which columns of each input reach the output: all, but equal columns of one name only once."""
         first: dict[tuple[int, str], tuple[int, str]] = {}
 
         def root(end: tuple[int, str]) -> tuple[int, str]:
@@ -199,7 +260,7 @@ class MultiSpec:
             return end
 
         for edge in self.edges:
-            if edge.first_column == edge.second_column:
+            if edge.first_column == edge.second_column and edge.width is None:
                 low, high = sorted((root((edge.first, edge.first_column)), root((edge.second, edge.second_column))))
                 first[high] = low
         return tuple(

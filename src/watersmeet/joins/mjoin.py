@@ -17,6 +17,7 @@ from watersmeet.policies.probing import ProbingOrder
 from watersmeet.spill.store import Store
 from watersmeet.state.combinations import FIRST_RUN, places
 from watersmeet.state.many_runs import Run
+from watersmeet.state.many_side import ManySide
 from watersmeet.state.visits import VisitLedger
 
 Int64 = NDArray[np.int64]
@@ -96,8 +97,10 @@ class MJoin(MultiwayJoin):
         victims = self._policy(in_memory, self._spilled, self.clock)
         for number, parts in victims.items():
             self.clock += 1
+            table = self.tables[number]
+            assert isinstance(table, ManySide)
             self.disks[number].flush(
-                self.tables[number], parts, self.clock, self.sizing.page_bytes, self.sizing.run_rows
+                table, parts, self.clock, self.sizing.page_bytes, self.sizing.run_rows
             )  # fmt: skip
             self._spilled[number, parts] += in_memory[number, parts]
             self.gone[number, parts] = self.clock
@@ -256,7 +259,8 @@ class CleanUp(FromDisk):
     kind = "clean-up"
 
     def _scope(self) -> Scope:
-        return Scope(tuple(number > self.driver for number in range(len(self._mjoin.inputs))))
+        runs = [len(disk.runs) if number > self.driver else 0 for number, disk in enumerate(self._mjoin.disks)]
+        return Scope(tuple(runs))
 
     def finish(self) -> None:
         """Go on with the rows that follow."""

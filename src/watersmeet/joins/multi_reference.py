@@ -1,6 +1,6 @@
 """Nested loops over the rows of several inputs: the oracle of every join of more than two.
 
-Whether two values are equal is asked of the oracle of two inputs, edge by edge; the rest is loops.
+Whether two values are equal, or close, is asked of the oracle of two inputs, edge by edge; the rest is loops.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from watersmeet.core.multi_spec import Edge, MultiSpec
-from watersmeet.core.spec import Equal, JoinSpec
+from watersmeet.core.spec import Band, Equal, JoinSpec
 from watersmeet.joins.reference import reference_pairs
 
 
@@ -26,14 +26,14 @@ def reference_combinations(
     >>> reference_combinations([pa.table({"a": [1, 2]}), pa.table({"a": [2, 1]}), pa.table({"a": [2, 2]})], spec)
     [(1, 0, 0), (1, 0, 1)]
     """
-    equal = [_equal_rows(tables, spec, number) for number in range(len(spec.edges))]
+    matching = [_matching_rows(tables, spec, number) for number in range(len(spec.edges))]
     order = _order(spec)
     found: list[dict[int, int]] = [{}]
     for at, number in enumerate(order):
         met = set(order[: at + 1])
         edges = [
             (edge, pairs)
-            for edge, pairs in zip(spec.edges, equal, strict=True)
+            for edge, pairs in zip(spec.edges, matching, strict=True)
             if number in (edge.first, edge.second) and {edge.first, edge.second} <= met
         ]
         found = [
@@ -59,8 +59,9 @@ def _ends(edge: Edge, rows: dict[int, int]) -> tuple[int, int]:
     return rows[edge.first], rows[edge.second]
 
 
-def _equal_rows(tables: Sequence[pa.Table], spec: MultiSpec, edge: int) -> set[tuple[int, int]]:
+def _matching_rows(tables: Sequence[pa.Table], spec: MultiSpec, edge: int) -> set[tuple[int, int]]:
     ends = spec.edges[edge]
     left, right = (tables[ends.input(side)].select([ends.column(side)]) for side in (0, 1))
-    pair = JoinSpec(left.schema, right.schema, (Equal(ends.first_column, ends.second_column),))
-    return set(reference_pairs(left, right, pair))
+    columns = (ends.first_column, ends.second_column)
+    on = Equal(*columns) if ends.width is None else Band(*columns, ends.width)
+    return set(reference_pairs(left, right, JoinSpec(left.schema, right.schema, (on,))))

@@ -11,7 +11,7 @@ receive ──▶ intake ──▶ arrival: keep the rows, look them up in all o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,7 +30,7 @@ from watersmeet.policies import probing
 from watersmeet.policies.probing import ProbingOrder
 from watersmeet.spill.store import Store
 from watersmeet.state.attributes import AttributeCodec
-from watersmeet.state.combinations import BATCH, TABLE, CombinationBuffer, InputRows, Passing, places
+from watersmeet.state.combinations import BATCH, TABLE, CombinationBuffer, InputRows, ManyTable, Passing, places
 from watersmeet.state.intake import Intake, Received
 from watersmeet.state.many_runs import ManyRuns
 from watersmeet.state.many_side import INDEX_BYTES, ManySide
@@ -79,12 +79,15 @@ class DrivenTask(ABC):
         """Which combinations have not been emitted; None: none has."""
         return None
 
+    def note(self, ids: Int64) -> None:  # noqa: B027  most tasks take no note
+        """These combinations are about to be handed out."""
+
     def start(self, rows: Int64, scope: Scope) -> None:
         """Send rows through the other inputs."""
         join = self.join
         self.steps = self.steps or join.order.of(self.driver)
         self.pipeline = Pipeline(
-            join.spec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations
+            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations
         )  # fmt: skip
         self._handed = 0
 
@@ -94,6 +97,12 @@ class DrivenTask(ABC):
             self.begin(fuel)
             return 1
         used = self.pipeline.work(self.join.meter, self.join.order)
+        self.hand_over()
+        return used
+
+    def hand_over(self) -> None:
+        """Put what was found into the empty buffer."""
+        assert self.pipeline is not None
         ids = self.pipeline.found
         if ids.shape[1]:
             fresh = self.fresh(ids)
@@ -101,9 +110,9 @@ class DrivenTask(ABC):
                 ids = ids[:, fresh]
             passed = min(self._skip, ids.shape[1])
             self._skip -= passed
+            self.note(ids[:, passed:])
             self.join.combinations.fill(ids[:, passed:])
             self._handed += ids.shape[1]
-        return used
 
     def place(self) -> dict[str, Any]:
         """How far the rows at hand are: their look-ups, and combinations handed out."""
@@ -185,6 +194,10 @@ class Arrival(DrivenTask):
             [column.slice(self.next, count) for column in self._columns],
         )
 
+    def note(self, ids: Int64) -> None:
+        """Let the operator count what its rows in memory are good for."""
+        self.join.note_results(ids)
+
     def finish(self) -> None:
         """Nothing is left to settle."""
 
@@ -224,9 +237,9 @@ class MultiwayJoin(ABC):
         self.spec = spec
         self.store = store
         self.order = order or ProbingOrder(spec)
-        self.codec = AttributeCodec(spec)
+        self.codec = self._make_codec(spec)
         self.plans = _plans(spec, self.codec)
-        self.sizing = ManySizing.divide(memory, _row_bytes(spec, self.plans), f"the {self.name} join")
+        self.sizing = self._divide(memory)
         self.budget = Budget(memory)
         self.buffers = self.budget.reservation("buffers")
         self.buffers.grow(self.sizing.buffers)
@@ -234,12 +247,11 @@ class MultiwayJoin(ABC):
         self._restoring.set_aside(self._room_to_restore)
         self.meter = Meter()
         numbers = range(len(spec.names))
-        catalogue = self.budget.reservation("catalogue of spilled runs")
-        self.tables = tuple(
-            ManySide(self.plans[i].types, len(spec.attributes[i]), self.budget, self.sizing.layout, spec.names[i])
-            for i in numbers
+        self.catalogue = self.budget.reservation("catalogue of spilled runs")
+        self.tables: tuple[ManyTable, ...] = tuple(self._make_table(i) for i in numbers)
+        self.disks = tuple(
+            ManyRuns(store, f"run-{i}", len(spec.attributes[i]), self.catalogue, self.meter) for i in numbers
         )
-        self.disks = tuple(ManyRuns(store, f"run-{i}", len(spec.attributes[i]), catalogue, self.meter) for i in numbers)
         self.inputs = tuple(InputRows(table, disk) for table, disk in zip(self.tables, self.disks, strict=True))
         self.combinations = CombinationBuffer(spec, self.codec, self.plans)
         self.clock = 0
@@ -257,12 +269,36 @@ class MultiwayJoin(ABC):
     @classmethod
     def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return ManySizing.least(_row_bytes(spec, _plans(spec, AttributeCodec(spec))))
+        return ManySizing.least(cls._row_bytes(spec, _plans(spec, cls._make_codec(spec))))
 
     @classmethod
     def widest_row(cls, spec: MultiSpec, memory: int) -> int:
         """Bytes that a row may take for certain in so much memory, beyond the usual."""
         return memory // (16 * len(spec.names))
+
+    # --- what rows are kept in ---
+
+    @classmethod
+    def _make_codec(cls, spec: MultiSpec) -> AttributeCodec:
+        if spec.has_bands:
+            raise SpecError(f"{cls.name} joins on equal values only; for a band choose algorithm='miner'")
+        return AttributeCodec(spec)
+
+    @classmethod
+    def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
+        return [
+            row_bytes([*plan.types, *[pa.int64()] * (len(attributes) - 1)]) + INDEX_BYTES * (len(attributes) - 1)
+            for plan, attributes in zip(plans, spec.attributes, strict=True)
+        ]
+
+    def _divide(self, memory: int) -> ManySizing:
+        return ManySizing.divide(memory, self._row_bytes(self.spec, self.plans), f"the {self.name} join")
+
+    def _make_table(self, number: int) -> ManyTable:
+        attributes = len(self.spec.attributes[number])
+        return ManySide(
+            self.plans[number].types, attributes, self.budget, self.sizing.layout, self.spec.names[number]
+        )  # fmt: skip
 
     # --- the protocol ---
 
@@ -359,6 +395,10 @@ class MultiwayJoin(ABC):
             self._task = self._next_task()
         elif self._arrivals_wait and not isinstance(self._task, Arrival):
             self._give_way(self._task)
+            if self.combinations.waiting:
+                return 1
+            if self._task is None:
+                self._task = self._next_task()
         return self._task.work(fuel) if self._task is not None else 0
 
     @property
@@ -395,6 +435,9 @@ class MultiwayJoin(ABC):
         """Whether a row that arrives on this input can still find partners later."""
         others = [i for i in range(len(self.inputs)) if i != number]
         return any(not self.exhausted(i) or self.disks[i].rows for i in others)
+
+    def note_results(self, ids: Int64) -> None:  # noqa: B027  most operators take no note
+        """These results were found by rows that arrive."""
 
     def ticks(self, count: int) -> Int64:
         """The next ticks of the logical clock."""
@@ -455,7 +498,7 @@ class MultiwayJoin(ABC):
 
     @abstractmethod
     def _give_way(self, task: DrivenTask) -> None:
-        """Rows have arrived: let the reactive task end at the next boundary."""
+        """Rows have arrived: end the reactive task, or let it end at the next boundary."""
 
     @abstractmethod
     def _clean_up_task(self) -> DrivenTask | None:
@@ -564,10 +607,3 @@ def _plans(spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
         edge.input(side) for edge, exact in zip(spec.edges, codec.exact, strict=True) if not exact for side in (0, 1)
     }
     return tuple(RowPlan(spec, i, i not in inexact) for i in range(len(spec.names)))
-
-
-def _row_bytes(spec: MultiSpec, plans: tuple[RowPlan, ...]) -> list[int]:
-    return [
-        row_bytes([*plan.types, *[pa.int64()] * (len(attributes) - 1)]) + INDEX_BYTES * (len(attributes) - 1)
-        for plan, attributes in zip(plans, spec.attributes, strict=True)
-    ]

@@ -5,25 +5,30 @@ driver rows ─▶ look up in input a ─▶ look up in input b ─▶ ... ─�
                partial combinations   a bounded number at each level; the deepest level goes on first
 ```
 
-Combinations come in one fixed order, whatever the fuel, so that a count is enough to find the place again.
+Combinations come in one fixed order, whatever the fuel, so that a count is enough to find the place again. Where only
+runs are looked up, which never change, a mark for each level is enough, too, and quicker to go to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.core.cost import Meter
-from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.policies.probing import ProbingOrder, Step
+from watersmeet.state.attributes import AttributeCodec
 from watersmeet.state.combinations import FIRST_RUN, TABLE, InputRows, places
 from watersmeet.state.side import Probe
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Mark: TypeAlias = "list[int]"
+"""A source, and how far it has been looked up."""
 
 
 @dataclass(slots=True)
@@ -34,24 +39,39 @@ class _Level:
     """Rows of the inputs so far, in the order in which they were looked up."""
     drivers: Int32
     """Which of the driver's rows each belongs to."""
-    probe: Probe
-    source: int = 0
+    probe: Probe | RangeProbe
+    source: int
     """Which of the next input's sources is being looked up: the table, then the runs."""
+    origin: tuple[Mark, ...]
+    """From where to where the level above matched what these partial combinations are."""
+    began: Mark
+    """Where what was matched so far begins."""
     matched: list[tuple[Int64, Int32]] = field(default_factory=list)
     """What was found in the sources so far: few matches of each go on together."""
     matches: int = 0
+    exhausted: bool = False
+    """Whether all sources were looked up; it stays for as long as something deeper goes on."""
+
+    def mark(self) -> Mark:
+        return [self.source, *self.probe.mark()]
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where rows are looked up: in all tables, and in the runs of some inputs."""
+    """Where rows are looked up: in the first so many runs of each input, and in the tables or not."""
 
-    on_disk: tuple[bool, ...]
+    runs: tuple[int, ...]
+    tables: bool = True
 
     @classmethod
     def memory(cls, inputs: int) -> Scope:
         """The tables alone."""
-        return cls((False,) * inputs)
+        return cls((0,) * inputs)
+
+    @property
+    def first_source(self) -> int:
+        """The table, or the first run."""
+        return TABLE if self.tables else 1
 
 
 class Pipeline:
@@ -59,7 +79,7 @@ class Pipeline:
 
     def __init__(
         self,
-        spec: MultiSpec,
+        codec: AttributeCodec,
         inputs: Sequence[InputRows],
         driver: int,
         rows: Int64,
@@ -67,7 +87,8 @@ class Pipeline:
         scope: Scope,
         capacity: int,
     ) -> None:
-        self._spec = spec
+        self._codec = codec
+        self._spec = codec.spec
         self._inputs = inputs
         self._steps = list(steps)
         self._scope = scope
@@ -78,7 +99,7 @@ class Pipeline:
         self._out_row = np.empty(capacity, np.int32)
         self._levels: list[_Level] = []
         if len(rows):
-            self._levels.append(self._level(rows.reshape(1, -1), np.arange(len(rows), dtype=np.int32)))
+            self._levels.append(self._level(rows.reshape(1, -1), np.arange(len(rows), dtype=np.int32), ()))
         self.found: Int64 = np.empty((len(self._bound), 0), np.int64)
         """Whole combinations, a row of each input, as found by the last work."""
 
@@ -87,16 +108,15 @@ class Pipeline:
         """Whether all combinations were found."""
         return not self._levels
 
-    def _level(self, ids: Int64, drivers: Int32) -> _Level:
+    def _level(self, ids: Int64, drivers: Int32, origin: tuple[Mark, ...]) -> _Level:
         step = self._steps[len(ids) - 1]
-        hashes = self._hashes_at(step.edge, 1 - step.side, ids)
-        return _Level(ids, drivers, self._probe(step, hashes))
+        words = self._words_at(step.edge, 1 - step.side, ids)
+        probe = self._inputs[step.input].table.seek(words, self._codec.reach(step.edge, words))
+        source = self._scope.first_source
+        return _Level(ids, drivers, probe, source, origin, [source, *probe.mark()])
 
-    def _probe(self, step: Step, hashes: Int64) -> Probe:
-        return Probe(hashes, self._inputs[step.input].table.parts_of(hashes))
-
-    def _hashes_at(self, edge: int, side: int, ids: Int64) -> Int64:
-        """The hashes at one end of an edge, of partial combinations that have its input."""
+    def _words_at(self, edge: int, side: int, ids: Int64) -> Int64:
+        """The words at one end of an edge, of partial combinations that have its input."""
         number = self._spec.edges[edge].input(side)
         attribute = self._spec.attribute_of(edge, side)
         return self._inputs[number].attribute_hashes(attribute, ids[self._bound.index(number)])
@@ -104,11 +124,16 @@ class Pipeline:
     def work(self, meter: Meter, order: ProbingOrder | None = None) -> int:
         """One look-up of the deepest level; leaves whole combinations in `found`; returns the fuel that took."""
         self.found = self.found[:, :0]
-        level = self._levels[-1]
+        used = self._look_up(self._levels[-1], meter, order)
+        while self._levels and self._levels[-1].exhausted:
+            self._levels.pop()
+        return used
+
+    def _look_up(self, level: _Level, meter: Meter, order: ProbingOrder | None) -> int:
         step = self._steps[len(level.ids) - 1]
         rows = self._inputs[step.input]
         attribute = self._spec.attribute_of(step.edge, step.side)
-        before = level.probe.next
+        before = level.probe.looked_up
         room = self._capacity - level.matches
         buffers = self._out_probe[:room], self._out_row[:room]
         if level.source == TABLE:
@@ -118,7 +143,7 @@ class Pipeline:
             run = rows.disk.runs[level.source - 1]
             count, visited = run.look_up(attribute, level.probe, *buffers, meter)
             source = FIRST_RUN + level.source - 1
-        looked_up = level.probe.next - before
+        looked_up = level.probe.looked_up - before
         meter.probes += looked_up
         meter.comparisons += visited
         if order is not None and source == TABLE:
@@ -135,8 +160,9 @@ class Pipeline:
         drivers = level.drivers[probes]
         rows = self._inputs[step.input]
         for edge, side in step.closing:
-            attribute = self._spec.attribute_of(edge, side)
-            holds = rows.attribute_hashes(attribute, ids[-1]) == self._hashes_at(edge, 1 - side, ids)
+            mine = rows.attribute_hashes(self._spec.attribute_of(edge, side), ids[-1])
+            theirs = self._words_at(edge, 1 - side, ids)
+            holds = self._codec.holds(edge, theirs, mine) if side else self._codec.holds(edge, mine, theirs)
             ids, drivers = ids[:, holds], drivers[holds]
         return ids, drivers
 
@@ -145,26 +171,63 @@ class Pipeline:
         full = not level.probe.done or level.matches == self._capacity
         if level.probe.done:
             level.source += 1
-            more = len(self._inputs[step.input].disk.runs) if self._scope.on_disk[step.input] else 0
-            if level.source > more:
-                self._levels.pop()
-                full = True
-            else:
-                level.probe = self._probe(step, level.probe.hashes)
-        if full and level.matches:
-            ids = np.concatenate([ids for ids, _ in level.matched], axis=1)
-            drivers = np.concatenate([drivers for _, drivers in level.matched])
-            level.matched, level.matches = [], 0
-            if len(ids) == len(self._bound):
-                self.found = ids[self._back]
-            else:
-                self._levels.append(self._level(ids, drivers))
+            level.exhausted = level.source > self._scope.runs[step.input]
+            full = full or level.exhausted
+            level.probe.rewind()
+        if not level.matches:
+            level.began = level.mark()
+        elif full:
+            self._deliver(level)
+
+    def _deliver(self, level: _Level) -> None:
+        """What was matched is found, or goes deeper."""
+        ids = np.concatenate([ids for ids, _ in level.matched], axis=1)
+        drivers = np.concatenate([drivers for _, drivers in level.matched])
+        began, level.began = level.began, level.mark()
+        level.matched, level.matches = [], 0
+        if len(ids) == len(self._bound):
+            self.found = ids[self._back]
+        else:
+            self._levels.append(self._level(ids, drivers, (began, level.began)))
+
+    # --- marks ---
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that was matched waits for more to go deeper: marks then tell all that was done."""
+        return not self._levels[-1].matches
+
+    def settle(self) -> None:
+        """Let what was matched be found or go deeper, however little it is."""
+        self.found = self.found[:, :0]
+        self._deliver(self._levels[-1])
+
+    def marks(self) -> list[list[Mark]]:
+        """Where each level is; only where nothing but runs is looked up does that mean anything later.
+
+        Of the deepest level it is where it goes on; of the others, from where to where was matched what went deeper.
+        """
+        return [*(list(level.origin) for level in self._levels[1:]), [self._levels[-1].began]]
+
+    def go_to(self, marks: Sequence[Sequence[Mark]], meter: Meter) -> None:
+        """Go on from marks: what had been matched at each level but the deepest is matched again."""
+        for depth, (start, *end) in enumerate(marks):
+            level = self._levels[-1]
+            level.source, level.began = start[0], list(start)
+            level.probe.go_to(start[1:])
+            while end and len(self._levels) == depth + 1:
+                self._look_up(level, meter, None)
+                if len(self._levels) == depth + 1 and level.mark() == list(end[0]):
+                    self._deliver(level)
+
+    # --- rows in tables alone ---
 
     @property
     def at_hand(self) -> int:
         """The first of the driver's rows whose combinations have not all been found, in tables alone."""
-        assert not any(self._scope.on_disk), "from disk, combinations do not come in the order of the driver's rows"
+        assert not any(self._scope.runs), "from disk, combinations do not come in the order of the driver's rows"
         level = self._levels[-1]
+        assert isinstance(level.probe, Probe)
         return int(level.drivers[level.probe.next])
 
     def cut_short(self) -> int:
@@ -173,9 +236,11 @@ class Pipeline:
         kept = []
         for level in self._levels:
             stays = int(np.searchsorted(level.drivers, count))
-            if level.probe.next < stays:
+            probe = level.probe
+            assert isinstance(probe, Probe)
+            if probe.next < stays and not level.exhausted:
                 level.ids, level.drivers = level.ids[:, :stays], level.drivers[:stays]
-                level.probe.hashes, level.probe.parts = level.probe.hashes[:stays], level.probe.parts[:stays]
+                probe.hashes, probe.parts = probe.hashes[:stays], probe.parts[:stays]
                 kept.append(level)
         self._levels = kept
         return count

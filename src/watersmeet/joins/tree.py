@@ -74,6 +74,7 @@ class JoinTree:
 
     def __init__(self, spec: MultiSpec, memory: int, store: Store, *, tree: Shape | None = None) -> None:
         """`tree` tells which inputs are joined first, as nested sequences of names; left-deep unless given."""
+        _refuse_bands(spec)
         self.spec = spec
         self.store = store
         self.shape = _shape(spec, tree)
@@ -113,6 +114,7 @@ class JoinTree:
     @classmethod
     def least_memory(cls, spec: MultiSpec, *, tree: Shape | None = None) -> int:
         """The smallest budget this tree can work in, if no single row is large."""
+        _refuse_bands(spec)
         return sum(_least(_Columns(spec, _shape(spec, tree))))
 
     @classmethod
@@ -275,6 +277,11 @@ class JoinTree:
             node.status = Status(saved["status"])
         tree.budget = JointBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
         return tree
+
+
+def _refuse_bands(spec: MultiSpec) -> None:
+    if spec.has_bands:
+        raise SpecError("tree joins on equal values only; for a band choose algorithm='miner'")
 
 
 def _shape(spec: MultiSpec, tree: Shape | None) -> Branch:

@@ -172,6 +172,33 @@ class RangeProbe:
         self.order = np.argsort(self.hashes, kind="stable").astype(np.int32)
         self.done = not len(self.hashes)
 
+    @property
+    def looked_up(self) -> int:
+        """How many rows have met all their matches: runs are gone through one after the other, so all or none."""
+        return len(self.hashes) if self.done else 0
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has been looked up."""
+        return not self.run and not self.place[0] and self.place[1] < 0
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The lowest and the highest word that could match."""
+        return int(self.low[self.order[0]]), int(self.high[self.order[-1]])
+
+    def rewind(self) -> None:
+        """Begin anew, in other runs."""
+        self.run, self.place, self.done = 0, np.array([0, -1, 0]), not len(self.hashes)
+
+    def mark(self) -> list[int]:
+        """Where it stopped, to be gone to in the same runs."""
+        return [self.run, *self.place.tolist()]
+
+    def go_to(self, mark: Sequence[int]) -> None:
+        """Go on from a mark."""
+        self.run, self.place = mark[0], np.array(mark[1:], np.int64)
+
 
 class SortedRuns:
     """The runs of one table. What they hold is for the table to reserve: `ENTRY_BYTES` for each of its rows.
@@ -190,11 +217,11 @@ class SortedRuns:
         self._runs: list[tuple[Int64, Int32]] = []
 
     @classmethod
-    def of_sorted(cls, words: Int64) -> SortedRuns:
-        """One run of rows that are numbered in the order of their words."""
+    def of_sorted(cls, words: Int64, rows: Int32 | None = None) -> SortedRuns:
+        """One run of rows in the order of their words; unless given, they are numbered in that order."""
         index = cls()
         if len(words):
-            index._runs.append((words, np.arange(len(words), dtype=np.int32)))
+            index._runs.append((words, np.arange(len(words), dtype=np.int32) if rows is None else rows))
         return index
 
     @property

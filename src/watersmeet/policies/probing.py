@@ -2,10 +2,12 @@
 
 The fewer partial combinations a look-up leaves, the less work the following ones have: so of the inputs that are joined
 with those looked up already, the one whose rows match least comes next [1]_. How often rows match is counted while
-the join runs, by edge and direction.
+the join runs, by edge and direction; or, for another measure, by edge alone [2]_.
 
 .. [1] S. Viglas, J. Naughton, J. Burger: Maximizing the Output Rate of Multi-Way Join Queries over Streaming
    Information Sources, VLDB 2003, section 2.2.
+.. [2] M. A. Bornea, V. Vassalos, Y. Kotidis and A. Deligiannakis: Adaptive join operators for result rate
+   optimization on streaming inputs, IEEE Transactions on Knowledge and Data Engineering 22(8), 2010, section 4.1.
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class ProbingOrder:
         """How many rows at one end of an edge a row of the other end matches, as far as is known."""
         return float((self._found[edge, side] + 1) / (self._looked_up[edge, side] + 1))
 
+    def measure(self, edge: int, side: int) -> float:
+        """What decides between look-ups: the least comes first."""
+        return self.matches(edge, side)
+
     def of(self, driver: int) -> list[Step]:
         """The look-ups for rows of one input, in their order."""
         bound, order = {driver}, []
@@ -72,7 +78,7 @@ class ProbingOrder:
             if self._fixed is not None:
                 wanted = next(i for i in self._fixed[driver] if i in {self._spec.edges[e].input(s) for e, s in edges})
                 edges = [(e, s) for e, s in edges if self._spec.edges[e].input(s) == wanted]
-            best = min(edges, key=lambda end: (self.matches(*end), end))
+            best = min(edges, key=lambda end: (self.measure(*end), end))
             target = self._spec.edges[best[0]].input(best[1])
             closing = tuple(end for end in edges if end != best and self._spec.edges[end[0]].input(end[1]) == target)
             order.append(Step(target, *best, closing))
@@ -87,3 +93,82 @@ class ProbingOrder:
         """Take over a snapshot's counts."""
         self._looked_up = np.array(state["looked_up"], np.int64)
         self._found = np.array(state["found"], np.int64)
+
+
+class SelectivityOrder(ProbingOrder):
+    """Orders look-ups by the share of all pairs of rows in memory that match: the selectivity factor of an edge.
+
+    The pairs found since the last flush are counted, and divided by how many there could be. A flush begins to count
+    anew; until the next one, look-ups go by what had been counted by then.
+
+    >>> import pyarrow as pa
+    >>> schema = pa.schema({"a": pa.int64()})
+    >>> spec = MultiSpec.of({name: schema for name in "rstu"}, ["r.a = s.a", "s.a = t.a", "t.a = u.a"])
+    >>> order = SelectivityOrder(spec)
+    >>> order.count(0, 0, looked_up=10, found=40); order.count(1, 1, looked_up=10, found=9)
+    >>> order.count(2, 0, looked_up=10, found=80); order.flushed([10, 10, 10, 10])
+    >>> [round(factor, 2) for factor in order.factors], [spec.names[step.input] for step in order.of(1)]
+    ([0.4, 0.09, 0.8], ['t', 'r', 'u'])
+    """
+
+    def __init__(self, spec: MultiSpec) -> None:
+        super().__init__(spec)
+        self.factors: list[float] = []
+        """By edge, as of the last flush."""
+
+    def flushed(self, rows: Sequence[int]) -> None:
+        """Rows of some inputs leave memory, where each has had so many."""
+        joins = self._found.sum(axis=1)
+        sizes = [max(1, rows[edge.first] * rows[edge.second]) for edge in self._spec.edges]
+        self.factors = [float(joins[number] / size) for number, size in enumerate(sizes)]
+        self._found[:] = 0
+        self._looked_up[:] = 0
+
+    def measure(self, edge: int, side: int) -> float:
+        """The selectivity factor; before the first flush, how often rows match."""
+        return self.factors[edge] if self.factors else self.matches(edge, side)
+
+    def to_state(self) -> dict[str, Any]:
+        """The counts for a snapshot."""
+        return {**super().to_state(), "factors": list(self.factors)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a snapshot's counts."""
+        super().load(state)
+        self.factors = list(state["factors"])
+
+
+def join_sequences(spec: MultiSpec, outer: int) -> list[set[int]]:
+    """The inputs that hang together without the outer one: each such group is a sequence of joins of its own.
+
+    >>> import pyarrow as pa
+    >>> schema = pa.schema({"a": pa.int64()})
+    >>> spec = MultiSpec.of({name: schema for name in "rstu"}, ["r.a = s.a", "s.a = t.a", "t.a = u.a"])
+    >>> join_sequences(spec, 1), join_sequences(spec, 0)
+    ([{0}, {2, 3}], [{1, 2, 3}])
+    """
+    found: list[set[int]] = []
+    for start in range(len(spec.names)):
+        if start == outer or any(start in group for group in found):
+            continue
+        group, waiting = {start}, [start]
+        while waiting:
+            for other in spec.neighbours(waiting.pop()):
+                if other != outer and other not in group:
+                    group.add(other)
+                    waiting.append(other)
+        found.append(group)
+    return found
+
+
+def nesting(spec: MultiSpec, outer: int, order: ProbingOrder) -> list[Step]:
+    """The look-ups of a nested loop from an outer input: one sequence of joins within the other.
+
+    The sequence that matches least is gone through least often, the others within it: they have the priority.
+    """
+    steps = order.of(outer)
+    groups = join_sequences(spec, outer)
+    rank = {step.input: i for i, step in enumerate(steps)}
+    groups.sort(key=lambda group: min(rank[number] for number in group))
+    place = {number: i for i, group in enumerate(groups) for number in group}
+    return sorted(steps, key=lambda step: place[step.input])

@@ -1,7 +1,11 @@
-"""DINER's choice of what leaves memory: three regions of values, each judged by the results a row in it has brought."""
+"""DINER's choice of what leaves memory: three regions of values, each judged by the results a row in it has brought.
+
+MINER has three regions for each attribute that an input is joined on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,3 +132,45 @@ class Regions:
         """Take over a snapshot's state."""
         self.lower, self.upper, self.divided, joins, self._hand = state
         self.joins[:] = joins
+
+
+class AttributeRegions:
+    """One input's regions for each of its join attributes; results count in one region of every attribute.
+
+    >>> both = AttributeRegions(2)
+    >>> words = [np.arange(10), np.arange(10) * 100]
+    >>> both.victim(words)
+    0
+    >>> both.settle(words, 2); both.attributes[0].joins[:] = 7, 9, 6; both.attributes[1].joins[:] = 8, 2, 12
+    >>> both.victim(words)
+    1
+    """
+
+    def __init__(self, attributes: int) -> None:
+        self.attributes = [Regions() for _ in range(attributes)]
+        self._last = attributes - 1
+
+    def victim(self, words: Sequence[Int64]) -> int:
+        """The attribute one of whose regions has brought the fewest results a row, given its words in their order.
+
+        Where several have brought equally few, they take turns.
+        """
+        count = len(self.attributes)
+        least = [min(regions.benefits(each)[0]) for regions, each in zip(self.attributes, words, strict=True)]
+        self._last = min(range(count), key=lambda number: (least[number], (number - self._last - 1) % count))
+        return self._last
+
+    def settle(self, words: Sequence[Int64], count: int) -> None:
+        """Divide all attributes' words that stay anew, and begin to count."""
+        for regions, each in zip(self.attributes, words, strict=True):
+            regions.settle(each, count)
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self._last, *(regions.to_state() for regions in self.attributes)]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's state."""
+        self._last = state[0]
+        for regions, saved in zip(self.attributes, state[1:], strict=True):
+            regions.load(saved)

@@ -138,6 +138,12 @@ class FixedColumn:
         self._nulls = _Nulls(capacity)
         self.row_bytes = width + 1
 
+    @property
+    def words(self) -> Int64:
+        """The values by row number, of a column of 64-bit words without NULL."""
+        words: Int64 = self._values.array.view(np.int64)
+        return words
+
     def reserve(self, array: pa.Array, parts: Int32, lengths: Int64) -> bool:
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,15 @@ from watersmeet.state.attributes import AttributeCodec
 from watersmeet.state.ledger import FOREVER, NOT_ON_DISK
 from watersmeet.state.many_runs import ManyRuns, Run
 from watersmeet.state.many_side import ManySide
+from watersmeet.state.many_sorted import ManySorted
 from watersmeet.state.rows import BatchRows, RowPlan
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+ManyTable: TypeAlias = ManySide | ManySorted
+"""One of several inputs' rows in memory."""
 TABLE, BATCH, FIRST_RUN = 0, 1, 2
 _SHIFT = 32
 _ROW = (1 << _SHIFT) - 1
@@ -34,6 +38,12 @@ _ROW = (1 << _SHIFT) - 1
 def places(source: int, rows: Int32) -> Int64:
     """The numbers of rows of one source."""
     return rows.astype(np.int64) | (source << _SHIFT)
+
+
+def in_table(ids: Int64) -> Int32:
+    """The row numbers of those that are in the table."""
+    rows: Int32 = ids[ids >> _SHIFT == TABLE].astype(np.int32)
+    return rows
 
 
 class Passing(BatchRows):
@@ -57,11 +67,11 @@ class Passing(BatchRows):
 class InputRows:
     """All rows of one input that combinations can be made of."""
 
-    table: ManySide
+    table: ManyTable
     disk: ManyRuns
     batch: Passing | None = None
 
-    def _source(self, number: int) -> ManySide | Passing | Run:
+    def _source(self, number: int) -> ManyTable | Passing | Run:
         if number == TABLE:
             return self.table
         if number == BATCH:

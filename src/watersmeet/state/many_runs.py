@@ -11,8 +11,9 @@ Rows of an input are numbered through by ordinals, in the order in which they le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +21,12 @@ from numpy.typing import NDArray
 
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.combinations import probe_run
+from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Reservation
 from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.spill.store import Store
 from watersmeet.state.many_side import ManySide
-from watersmeet.state.pages import cut, page_schema
+from watersmeet.state.pages import Stored, cut, page_schema
 from watersmeet.state.rows import value_widths
 from watersmeet.state.side import Probe
 
@@ -33,8 +35,17 @@ Int64 = NDArray[np.int64]
 
 SORT_BYTES = 40
 """Of each row, while a run is written: its number, its hashes, their order."""
+_EVERYTHING = np.iinfo(np.int64).max
 _RUN_BYTES = 320
 _PAGE_BYTES = 48
+
+
+class ManyStored(Stored, Protocol):
+    """Rows by number that can be written, with their attributes."""
+
+    def attribute_hashes(self, attribute: int, rows: Int32) -> Int64:
+        """One attribute's hashes of some rows."""
+        ...
 
 
 class Run:
@@ -61,8 +72,12 @@ class Run:
         """What the run takes in memory as long as it is on disk."""
         return _RUN_BYTES + _PAGE_BYTES * len(self.ends)
 
-    def look_up(self, attribute: int, probe: Probe, out_probe: Int32, out_row: Int32, meter: Meter) -> tuple[int, int]:
+    def look_up(
+        self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Int32, meter: Meter
+    ) -> tuple[int, int]:
         """Go on with a look-up by one attribute until the buffers are full; returns pairs found, rows visited."""
+        if isinstance(probe, RangeProbe):
+            return self._look_up_range(attribute, probe, out_probe, out_row, meter)
         if not probe.next and probe.link < 0:
             # Rows found by binary search lie anywhere: a page for each, until all pages have been read.
             touched = min(len(probe.hashes), len(self.ends))
@@ -74,9 +89,28 @@ class Run:
         )  # fmt: skip
         return int(found), int(visited)
 
+    def _look_up_range(
+        self, attribute: int, probe: RangeProbe, out_probe: Int32, out_row: Int32, meter: Meter
+    ) -> tuple[int, int]:
+        words = self._array(f"sorted-{attribute}")
+        if probe.untouched:
+            low, high = probe.reach
+            if high < words[0] or low > words[-1]:
+                probe.done = True
+                return 0, 0
+            meter.seeks += 1
+            meter.pages_read += min(len(probe.hashes), len(self.ends))
+        index = SortedRuns.of_sorted(words, self._array(f"order-{attribute}"))
+        return index.probe(probe, _EVERYTHING, out_probe, out_row)
+
     def attribute_hashes(self, attribute: int, rows: Int32) -> Int64:
         """One attribute's hashes of some rows."""
         found: Int64 = self._array(f"hashes-{attribute}")[rows]
+        return found
+
+    def arrivals(self) -> Int64:
+        """When all rows arrived."""
+        found: Int64 = self._array("ticks")
         return found
 
     def ticks(self, rows: Int32) -> Int64:
@@ -152,9 +186,18 @@ class ManyRuns:
 
     def flush(self, table: ManySide, parts: Sequence[int], tick: int, page_bytes: int, run_rows: int) -> None:
         """Move partitions of a table to disk, as runs of at most so many rows; whole or not at all."""
+        written = self.write(table, _stretches(table, parts, run_rows), tick, page_bytes)
+        table.drop_all(parts)
+        table.trim(sum(run.nbytes for run in written))
+        for run in written:
+            self._claim.grow(run.nbytes)
+            self._append(run)
+
+    def write(self, table: ManyStored, stretches: Iterable[Int32], tick: int, page_bytes: int) -> list[Run]:
+        """Write rows of a table as runs, one for each stretch; whole or not at all. They count once they are added."""
         written: list[Run] = []
         try:
-            for rows in _stretches(table, parts, run_rows):
+            for rows in stretches:
                 first = self.rows + sum(run.rows for run in written)
                 name = f"{self._prefix}-{tick}-{len(written)}"
                 ends = self._write(name, table, rows, page_bytes)
@@ -163,19 +206,39 @@ class ManyRuns:
             for run in written:
                 self._store.remove(run.name)
             raise
-        table.drop_all(parts)
-        table.trim(sum(run.nbytes for run in written))
         for run in written:
-            self._add(run)
             self._meter.seeks += 1
             self._meter.pages_written += len(run.ends)
+        return written
 
-    def _add(self, run: Run) -> None:
-        self._claim.grow(run.nbytes)
+    def try_add(self, run: Run) -> bool:
+        """Take the run that follows into the catalogue; False if there is no memory for that."""
+        if not self._claim.try_grow(run.nbytes):
+            return False
+        self._append(run)
+        return True
+
+    def _append(self, run: Run) -> None:
         self.runs.append(run)
         self.rows += run.rows
 
-    def _write(self, name: str, table: ManySide, rows: Int32, page_bytes: int) -> list[int]:
+    def run_of(self, ordinal: int) -> int:
+        """The number of the run that has an ordinal; behind the last one, how many runs there are."""
+        if ordinal == self.rows:
+            return len(self.runs)
+        return bisect_right(self.runs, ordinal, key=lambda run: run.first_ordinal) - 1
+
+    def places(self, first: int, count: int) -> Iterator[tuple[int, Int32]]:
+        """Runs and their rows that have `count` ordinals from the first on."""
+        number = self.run_of(first)
+        while count:
+            run = self.runs[number]
+            start = first - run.first_ordinal
+            size = min(count, run.rows - start)
+            yield number, np.arange(start, start + size, dtype=np.int32)
+            first, count, number = first + size, count - size, number + 1
+
+    def _write(self, name: str, table: ManyStored, rows: Int32, page_bytes: int) -> list[int]:
         writer = SegmentWriter(self._store, name, page_schema(table.types))
         ends: list[int] = []
         try:
@@ -215,7 +278,9 @@ class ManyRuns:
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's runs."""
         for name, first, departed, ends in state:
-            self._add(Run(self._store, name, first, departed, ends))
+            run = Run(self._store, name, first, departed, ends)
+            self._claim.grow(run.nbytes)
+            self._append(run)
 
     def check(self) -> None:
         """Assert that ordinals run through."""

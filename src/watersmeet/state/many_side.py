@@ -19,8 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.kernels import chains, hash_index
+from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.memory import Budget, Reservation
 from watersmeet.state.arena import Arena
+from watersmeet.state.attributes import Reach
 from watersmeet.state.side import Layout, Probe, SideTable
 
 Int32 = NDArray[np.int32]
@@ -133,8 +135,14 @@ class ManySide(SideTable):
         """One attribute's hashes of some rows."""
         return self._others[attribute - 1].hashes(rows) if attribute else self.hashes(rows)
 
-    def look_up(self, attribute: int, probe: Probe, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+    def seek(self, hashes: Int64, reach: Reach | None = None) -> Probe:
+        """The look-up of some hashes."""
+        assert reach is None, "a hash index finds what is equal, not what is close"
+        return Probe(hashes, self.parts_of(hashes))
+
+    def look_up(self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up by one attribute until the buffers are full; returns pairs found, entries visited."""
+        assert isinstance(probe, Probe)
         if attribute:
             return self._others[attribute - 1].probe(probe, out_probe, out_row)
         return self.probe(probe, len(probe.hashes), out_probe, out_row, 0)

@@ -69,6 +69,23 @@ class Probe:
         """Whether every hash has been looked up."""
         return self.next >= len(self.hashes)
 
+    @property
+    def looked_up(self) -> int:
+        """How many hashes have met all their matches."""
+        return self.next
+
+    def rewind(self) -> None:
+        """Begin anew, in another index."""
+        self.next, self.link = 0, -1
+
+    def mark(self) -> list[int]:
+        """Where it stopped, to be gone to in an index that has not changed."""
+        return [self.next, self.link]
+
+    def go_to(self, mark: Sequence[int]) -> None:
+        """Go on from a mark."""
+        self.next, self.link = mark
+
 
 class SideTable(StoredRows):
     """Rows by number, in partitions, with a hash index.

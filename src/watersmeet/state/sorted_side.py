@@ -57,9 +57,10 @@ def _power(value: int) -> int:
     return 1 << (value.bit_length() - 1)
 
 
-def sorted_row_bytes(types: Sequence[pa.DataType], tagged: bool) -> int:
+def sorted_row_bytes(types: Sequence[pa.DataType], tagged: bool, more_indexes: int = 0) -> int:
     """What a row takes, the bytes of its strings and nested values not counted."""
-    return _FIXED_BYTES + tagged * _TAG_BYTES + sum(estimated_width(type_) for type_ in types)
+    fixed = _FIXED_BYTES + tagged * _TAG_BYTES + more_indexes * sorted_runs.ENTRY_BYTES
+    return fixed + sum(estimated_width(type_) for type_ in types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,12 @@ class SortedSide(StoredRows):
         tagged: bool = False,
         from_disk: bool = False,
         sorted_late: bool = False,
+        more_indexes: int = 0,
     ) -> None:
         self._sorted_late = sorted_late
         self.layout = layout
         self.types = tuple(types)
-        self.row_bytes = sorted_row_bytes(types, tagged) + from_disk * _TAG_BYTES
+        self.row_bytes = sorted_row_bytes(types, tagged, more_indexes) + from_disk * _TAG_BYTES
         self.rows = 0
         self.index = SortedRuns()
         self.run_lengths: list[int] | None = None
@@ -280,8 +282,12 @@ class SortedSide(StoredRows):
                 numbers[stay] = new
             else:
                 loose.append(LooseRows(self.types, words, ticks, columns))
-        self.index.renumber(numbers)
+        self._renumber(numbers)
         return loose
+
+    def _renumber(self, numbers: Int32) -> None:
+        """Rows have got other numbers, or -1 if they are gone."""
+        self.index.renumber(numbers)
 
     @property
     def _heap_bytes(self) -> int:

@@ -49,13 +49,11 @@ class VisitLedger:
 
     def fresh(self, inputs: Sequence[InputRows], ids: Int64) -> Bool:
         """Which combinations have not been emitted."""
-        stays = [rows.stays(mine) for rows, mine in zip(inputs, ids, strict=True)]
-        arrived, departed = (np.stack([stay[i] for stay in stays]) for i in (0, 1))
-        met = np.zeros(ids.shape[1], np.bool_)
-        met_in_memory(arrived, departed, met)
+        arrived, departed, ordinals = _stays(inputs, ids)
+        met = _together(arrived, departed)
         for number, visits in enumerate(self._visits):
             if len(visits):
-                met_on_visit(arrived, departed, stays[number][2], number, visits, met)
+                met_on_visit(arrived, departed, ordinals[number], number, visits, met)
         return ~met
 
     def to_state(self) -> list[Any]:
@@ -74,3 +72,22 @@ class VisitLedger:
         for visits, count in zip(self._visits, rows, strict=True):
             assert (visits[:, 0] <= clock).all() and (np.diff(visits[:, 0]) >= 0).all()
             assert (visits[:, 1] < visits[:, 2]).all() and (visits[:, 2] <= count).all()
+
+
+def apart_in_memory(inputs: Sequence[InputRows], ids: Int64) -> Bool:
+    """Which combinations have not been emitted, where no input's disk makes visits."""
+    arrived, departed, _ = _stays(inputs, ids)
+    return ~_together(arrived, departed)
+
+
+def _stays(inputs: Sequence[InputRows], ids: Int64) -> tuple[Int64, Int64, Int64]:
+    """When the rows of combinations arrived in memory and left it, and their ordinals on disk, by input."""
+    stays = [rows.stays(mine) for rows, mine in zip(inputs, ids, strict=True)]
+    arrived, departed, ordinals = (np.stack([stay[i] for stay in stays]) for i in range(3))
+    return arrived, departed, ordinals
+
+
+def _together(arrived: Int64, departed: Int64) -> Bool:
+    met = np.zeros(arrived.shape[1], np.bool_)
+    met_in_memory(arrived, departed, met)
+    return met
