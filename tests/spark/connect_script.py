@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,13 @@ def endless(spark: Any, place: Path) -> None:
         spark.readStream.schema(f"id long, {side} long").parquet(str(place / side)) for side in ("left", "right")
     )
     joined = wms.join(left, right, on="id", memory="1 MiB", partitions=2, state=place / "state-endless")
-    query = run(joined, place, "endless")
+    said = io.StringIO()
+    with wms.Watch(spark, said):
+        query = run(joined, place, "endless")
     expect(spark, place, "endless")
+    assert said.getvalue().startswith("state-endless: batch 0, ") and said.getvalue().endswith("ended\n"), (
+        said.getvalue()
+    )
     found = [wms.figures(progress)["state-endless"] for progress in query.recentProgress]
     assert [sum(each[name] for each in found) for name in ("left_rows", "right_rows")] == [400, 400], found
 

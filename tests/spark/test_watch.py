@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +42,27 @@ def test_batches_are_added_up_and_a_repeated_one_counts_once() -> None:
         "orders: batch 2, 1.2 s · 2,000 + 4,000 rows in · 1,000 out · memory 3 MiB of 4 MiB · state 1 GiB · "
         "spilled 20 MiB · ended"
     )
+
+
+def test_it_waits_for_the_last_events_of_queries_that_have_ended_and_is_silent_after_that() -> None:
+    out, removed = io.StringIO(), []
+    streams = SimpleNamespace(active=[], addListener=lambda _: None, removeListener=removed.append)
+    session: Any = SimpleNamespace(streams=streams, _sc=None)
+
+    def late(watch: Watch) -> None:
+        time.sleep(0.3)
+        watch.onQueryProgress(_event(0))
+        watch.onQueryTerminated(SimpleNamespace(runId="run"))
+
+    with Watch(session, out) as watch:
+        watch.onQueryStarted(SimpleNamespace(runId="run"))
+        events = threading.Thread(target=late, args=(watch,))
+        events.start()
+    assert out.getvalue().endswith("ended\n")
+    assert removed == [watch]
+    events.join()
+    watch.onQueryProgress(_event(1))
+    assert "batch 1" not in out.getvalue()
 
 
 def test_figures_are_found_by_their_names_in_either_form() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 30
 _SIDES = ("left", "right")
+_PATIENCE = 10.0
+"""Seconds that the last events of queries that have ended may take to arrive."""
 
 
 @dataclass
@@ -85,17 +88,24 @@ class Watch(StreamingQueryListener):
         self._stream = stream or sys.stderr
         self._lock = threading.Lock()
         self._live: Any = None
+        self._runs: set[str] = set()
+        """Of queries whose end has not been told."""
+        self._over = False
 
     # --- what Spark calls ---
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802, as Spark names it
-        """Nothing is known yet."""
+        """Expect to be told of its end."""
+        with self._lock:
+            self._runs.add(str(event.runId))
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """Draw what the batch did."""
         progress = event.progress
         for name, known in figures(progress).items():
             with self._lock:
+                if self._over:
+                    return
                 watched = self.joins.setdefault((str(progress.runId), name), Watched(name))
                 watched.see(progress.batchId, progress.batchDuration / 1000, known)
                 self._draw(watched)
@@ -106,8 +116,9 @@ class Watch(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Say that the query has ended."""
         with self._lock:
+            self._runs.discard(str(event.runId))
             for (run, _), watched in self.joins.items():
-                if run == str(event.runId):
+                if run == str(event.runId) and not self._over:
                     watched.ended = True
                     self._draw(watched)
 
@@ -122,12 +133,23 @@ class Watch(StreamingQueryListener):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None:
-            self._session.streams.removeListener(self)
+            self._await_last_events(self._session)
+            # Spark Connect's client, up to PySpark 4.3 at least, waits for ever if an event is on its way to a listener
+            # that is being removed: there this one stays, silent, as long as the session.
+            if hasattr(self._session, "_sc"):
+                self._session.streams.removeListener(self)
         self.close()
 
+    def _await_last_events(self, session: SparkSession) -> None:
+        """Events come a little after what they tell of: wait for those of queries that have ended."""
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end and self._runs - {str(query.runId) for query in session.streams.active}:
+            time.sleep(0.05)
+
     def close(self) -> None:
-        """Leave the last picture on the screen, and give the terminal back."""
+        """Leave the last picture on the screen, give the terminal back, and draw no more."""
         with self._lock:
+            self._over = True
             if self._live is not None:
                 self._live.stop()
                 self._live = None
