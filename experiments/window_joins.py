@@ -48,7 +48,7 @@ def run(
     if join == "ewj":
         operator = EWJ(spec, size, MemoryStore())
     else:
-        operator = AHEWJ(spec, size, MemoryStore(), shares=Shares(least_recent=0.3))
+        operator = AHEWJ(spec, size, MemoryStore(), shares=Shares(fresh=0.27))
     page_rows = operator.sizing.page_bytes / (held - 24)
     cost = CostModel().with_disk(
         seek=WINDOWS.seek * scale, latency=WINDOWS.latency * scale, bandwidth=WINDOWS.bandwidth,

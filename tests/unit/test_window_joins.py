@@ -135,3 +135,40 @@ def test_delays_in_the_simulator_are_those_of_the_later_row() -> None:
     slow = wm.simulate("ah_ewj", schedule, on="k", memory=66_000, windows=windows, delays=True)
     assert slow.delays is not None and slow.total == free.total
     assert slow.delays.mean > 0.001
+
+
+@pytest.mark.parametrize("name", SPILLING)
+@pytest.mark.parametrize("text", [pa.binary(9), pa.string()], ids=str)
+def test_rows_come_back_from_the_disk_as_they_were(name: str, text: pa.DataType) -> None:
+    """With pages that are large enough for values to be taken straight from where they lie."""
+    count, window = 20_000, 6_000
+    schema = SCHEMA.append(pa.field("text", text))
+
+    def some(start: int, rows: int) -> pa.RecordBatch:
+        times = np.arange(start, start + rows)
+        texts = [f"{time:09}" for time in times.tolist()]
+        return pa.record_batch(
+            [times * 7919 % 3_001, times, times * 0.5, pa.array(texts, pa.string()).cast(text)], schema=schema
+        )
+
+    spec = WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(window, "t"))
+    join = WINDOW_ALGORITHMS[name](spec, 1 << 20, MemoryStore())
+    assert join.disks[0].by_places  # type: ignore[attr-defined]
+    found = []
+    events = [Arrive(side, some(start, 500)) for start in range(0, count, 500) for side in (0, 1)]
+    for event in [*events, End(0), End(1)]:
+        join.receive(event)
+        step = join.poll(0.0, 100_000)
+        while step.status is Status.HAS_OUTPUT or step.out is not None:
+            found += [step.out] if step.out is not None else []
+            step = join.poll(0.0, 100_000)
+    table = pa.Table.from_batches(found)
+    left, right = table["t"].to_numpy(), table["t_right"].to_numpy()
+    for times, suffix in ((left, ""), (right, "_right")):
+        assert (table[f"v{suffix}"].to_numpy() == times * 0.5).all()
+        assert (table[f"text{suffix}"].cast(pa.string()).to_numpy().astype(np.int64) == times).all()
+    assert (left % 3_001 == right % 3_001).all(), "7919 is prime to 3001, so keys are equal where times are"
+    assert len(table) == sum(
+        max(0, count - abs(shift)) for shift in range(-6_002, 6_003, 3_001) if abs(shift) <= window
+    )
+    assert len(np.unique(left * count + right)) == len(table) and join.events["dumps"] > 3

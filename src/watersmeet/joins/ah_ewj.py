@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.progressive import Arrival
 from watersmeet.joins.window_spilling import SpillingWindowJoin
 from watersmeet.policies.window import ArrivalFrequency, Train, supplier
 from watersmeet.spill.store import Store
 from watersmeet.state.sizing import Grain
+
+_RECENCY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,11 @@ class Shares:
 
     frequent: float = 0.15
     """For the frequent segments of both sides."""
-    least_recent: float = 0.4
-    """That a side's recent segment keeps, however slow it is (0.3 in the thesis); more makes scans fewer."""
-    probe: float = 0.9
-    """A side's fresh rows meet the disk when they fill so much of the least recent segment (r)."""
+    least_recent: float = 0.3
+    """That a side's recent segment keeps, however slow it is."""
+    fresh: float = 0.62
+    """A side's fresh rows meet the disk when they fill so much of the memory for recent rows. In the thesis it is 0.27
+    (r of the least recent segment); more makes scans fewer."""
     decay: float = 0.4
     """Of arrival frequencies and results, at the end of an epoch (alpha)."""
     threshold: float = 0.4
@@ -111,17 +113,13 @@ class AHEWJ(SpillingWindowJoin):
         epoch = max(1, self.recent // max(table.row_bytes for table in self.tables))
         self.frequency = ArrivalFrequency(epoch, self.shares.decay)
         self._trains = [Train(self.shares.train * self.blocks_of_a_dump) for _ in (0, 1)]
-        self._arriving = 0
         self._epoch = epoch
         self._since_update = [0, 0]
+        self._usual = [0.0, 0.0]
+        """How many results blocks have when they leave memory."""
 
     def _sizes(self) -> list[int]:
         return [table.rows * table.row_bytes for table in self.tables]
-
-    def admit(self, arrival: Arrival, count: int) -> int:
-        """Make room for rows, and take note of whose they are."""
-        self._arriving = arrival.side
-        return super().admit(arrival, count)
 
     def rows_kept(self, side: int, parts: Any) -> None:
         """Count arrivals."""
@@ -130,9 +128,8 @@ class AHEWJ(SpillingWindowJoin):
         self._since_update[side] += len(parts)
 
     def probe_due(self, side: int) -> bool:
-        """When fresh rows fill a share of the least recent segment."""
-        due = self.shares.probe * self.shares.least_recent * self.recent
-        return self.fresh_rows[side] * self.tables[side].row_bytes >= due
+        """When fresh rows fill a share of the memory for recent rows."""
+        return self.fresh_rows[side] * self.tables[side].row_bytes >= self.shares.fresh * self.recent_bytes
 
     def _suppliers(self) -> tuple[int, int]:
         least = int(self.shares.least_recent * self.recent)
@@ -163,9 +160,14 @@ class AHEWJ(SpillingWindowJoin):
         return 0, []
 
     def worth_keeping(self, side: int, results: int) -> bool:
-        """More results than the least frequent block has, by a threshold."""
-        least = self.frequent[side].least()
-        return results > 0 if least < 0 else results > (1 + self.shares.threshold) * least
+        """More results than the least frequent block has, and than blocks have that leave memory, by a threshold."""
+        # What is usual is not worth a copy: where all blocks are alike, they would only take each other's place.
+        least = max(float(self.frequent[side].least()), self._usual[side])
+        return results > (1 + self.shares.threshold) * max(0.0, least)
+
+    def block_left(self, side: int, results: int) -> None:
+        """Keep count of how many results are usual."""
+        self._usual[side] += _RECENCY * (results - self._usual[side])
 
     def scan_begins(self, side: int) -> bool:
         """The frequent segment is brought up to date once an epoch; results of long ago then count less."""
@@ -182,6 +184,7 @@ class AHEWJ(SpillingWindowJoin):
         segments, state = super()._own_state()
         state["adapted"] = {
             "counts": self.frequency.counts, "since": self.frequency.since, "updates": self._since_update,
+            "usual": self._usual,
             "trains": [[train.limit, train.part] for train in self._trains],
         }  # fmt: skip
         return segments, state
@@ -190,6 +193,6 @@ class AHEWJ(SpillingWindowJoin):
         super()._load_own(state)
         adapted = state["adapted"]
         self.frequency.counts, self.frequency.since = list(adapted["counts"]), adapted["since"]
-        self._since_update = list(adapted["updates"])
+        self._since_update, self._usual = list(adapted["updates"]), list(adapted["usual"])
         for train, (limit, part) in zip(self._trains, adapted["trains"], strict=True):
             train.limit, train.part = limit, part

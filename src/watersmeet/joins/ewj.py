@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.frequent import Frequent
-from watersmeet.joins.progressive import Arrival
 from watersmeet.joins.window_scan import Scan
 from watersmeet.joins.window_spilling import SpillingWindowJoin
 from watersmeet.policies.window import tail_blocks
@@ -95,13 +94,7 @@ class EWJ(SpillingWindowJoin):
         """The memory of a window, without its frequent segment."""
         self.tails = (Frequent(self, 0, 1), Frequent(self, 1, 1))
         self.copies.append(self.tails)
-        self._arriving = 0
         self._since_update = [0, 0]
-
-    def admit(self, arrival: Arrival, count: int) -> int:
-        """Make room for rows, and take note of whose they are."""
-        self._arriving = arrival.side
-        return super().admit(arrival, count)
 
     def rows_kept(self, side: int, parts: Any) -> None:
         """Count arrivals."""

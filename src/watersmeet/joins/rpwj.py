@@ -135,7 +135,14 @@ class RPWJ(SuspendingWindowJoin):
         self.stages = stages or Stages()
         partitions, claim = self.sizing.layout.partitions, self.budget.reservation
         self.disks = tuple(
-            WindowDisk(store, ("left", "right")[side], self.plans[side].types, claim(f"{name} on disk"), self.meter)
+            WindowDisk(
+                store,
+                ("left", "right")[side],
+                self.plans[side].types,
+                claim(f"{name} on disk"),
+                self.meter,
+                self.sizing.page_bytes,
+            )
             for side, name in enumerate(spec.names)
         )
         self.runs: list[list[list[Piece]]] = [[[] for _ in range(partitions)] for _ in (0, 1)]
@@ -231,9 +238,7 @@ class RPWJ(SuspendingWindowJoin):
         self.clock += 1
         self._spare.shrink(self._spare.held)
         try:
-            while not (
-                self.meetings.try_reserve() and disk.try_dump_run(table, part, self.clock, self.sizing.page_bytes)
-            ):
+            while not (self.meetings.try_reserve() and disk.try_dump_run(table, part, self.clock)):
                 freed = [each.trim(self.budget.total) for each in self.tables]
                 if not any(freed):
                     raise BudgetError("what was spilled is too much to be remembered; allow more memory")
@@ -253,7 +258,7 @@ class RPWJ(SuspendingWindowJoin):
     def _keep_spare(self) -> bool:
         """Have memory for the entry of the next run."""
         pages = self.budget.total // self.sizing.page_bytes
-        missing = WindowDisk.entry_bytes(1, pages) - self._spare.held
+        missing = max(disk.entry_bytes(1, pages) for disk in self.disks) - self._spare.held
 
         def claim() -> bool:
             return self.meetings.try_reserve() and (missing <= 0 or self._spare.try_grow(missing))

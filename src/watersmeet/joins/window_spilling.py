@@ -49,6 +49,7 @@ Int64 = NDArray[np.int64]
 
 _LARGEST_PAGE = 4 << 20
 _LARGER_PAGES_FROM = 1 << 20
+_PARTITIONS = 8
 
 
 class SpillingWindowJoin(SuspendingWindowJoin):
@@ -64,13 +65,19 @@ class SpillingWindowJoin(SuspendingWindowJoin):
                 f"least {format_bytes(least)}"
             )
         if grain is None and memory >= _LARGER_PAGES_FROM:
-            # Results are gathered from all over the disk, page by page.
-            grain = Grain(page_bytes=min(memory // 24, _LARGEST_PAGE))
+            # Results are gathered from all over the disk, page by page. Partitions cost a half-filled block each, and
+            # rows are found by an index anyway.
+            grain = Grain(page_bytes=min(memory // 48, _LARGEST_PAGE), partitions=_PARTITIONS)
         super().__init__(spec, memory, store, grain)
         names = [f"{name} on disk" for name in spec.names]
         self.disks = tuple(
             WindowDisk(
-                store, ("left", "right")[side], self.plans[side].types, self.budget.reservation(names[side]), self.meter
+                store,
+                ("left", "right")[side],
+                self.plans[side].types,
+                self.budget.reservation(names[side]),
+                self.meter,
+                self.sizing.page_bytes,
             )
             for side in (0, 1)
         )
@@ -93,6 +100,13 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         self._expired_at: tuple[int, ...] = ()
         """What expiry depends on, when it was last looked at."""
         self._aside: list[Scan | None] = [None, None]
+        self.pause = 0.0
+        """Seconds between two scans in silences, at least."""
+        self._last_reactive: float | None = None
+        self._none_stale_at: tuple[int, ...] = ()
+        """When it was last seen that no block is stale."""
+        self._arriving = 0
+        """The side of the arrival at hand."""
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
@@ -118,6 +132,9 @@ class SpillingWindowJoin(SuspendingWindowJoin):
     @abstractmethod
     def worth_keeping(self, side: int, results: int) -> bool:
         """Whether a block with so many results belongs among the frequent ones."""
+
+    def block_left(self, side: int, results: int) -> None:
+        """A block that was part of so many results has left memory."""
 
     def scan_begins(self, side: int) -> bool:
         """A scan for the rows of a side is about to begin; whether it may change the frequent blocks."""
@@ -169,7 +186,7 @@ class SpillingWindowJoin(SuspendingWindowJoin):
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for rows, unless the disk's turn comes first."""
-        side = arrival.side
+        side = self._arriving = arrival.side
         if self.needs_probe(side) and self.probe_due(side):
             self._suspend_for(self.scan(side))
             return 0
@@ -224,6 +241,24 @@ class SpillingWindowJoin(SuspendingWindowJoin):
 
     # --- making room ---
 
+    def secure(self, claim: Callable[[], bool], spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+        """Make room until a claim succeeds; False if it does not with all gone that may go."""
+        own = self.tables[self._arriving]
+        others = [table for table in self._all_tables if table is not own]
+        while not claim():
+            for table in others:
+                table.trim(self.budget.total)
+            if claim():
+                break
+            flushed = self._flush_one(spared)
+            if claim():
+                break
+            # Most claims are of the side that rows arrive on, and can use what is free there without this.
+            own.trim(self.budget.total)
+            if not flushed:
+                return claim()
+        return True
+
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         if self.expire() or self._evict_some() or (self._dump() and self._evict_some()):
             while not self._keep_spare() and (self._evict() or self._drop_frequent()):
@@ -250,13 +285,19 @@ class SpillingWindowJoin(SuspendingWindowJoin):
 
     @property
     def _spare_bytes(self) -> int:
-        return WindowDisk.entry_bytes(self.blocks_of_a_dump, self.budget.total // self.sizing.page_bytes)
+        pages = self.budget.total // self.sizing.page_bytes
+        return max(disk.entry_bytes(self.blocks_of_a_dump, pages) for disk in self.disks)
 
     @property
     def blocks_of_a_dump(self) -> int:
-        """How many blocks go to disk together, at most: a quarter of the memory."""
+        """How many blocks go to disk together, at most: a third of the memory."""
         widest = max(table.block_bytes for table in self.tables)
-        return max(1, (self.budget.total - self.sizing.buffers) // 4 // widest)
+        return max(1, (self.budget.total - self.sizing.buffers) // 3 // widest)
+
+    @property
+    def recent_bytes(self) -> int:
+        """Memory for recent rows: what they have, and what nobody has."""
+        return self.budget.free + sum(table.blocks_held * table.block_bytes for table in self.tables)
 
     def _evict_some(self) -> bool:
         """Let a few blocks that are on disk leave memory: one after the other would be slow."""
@@ -278,6 +319,7 @@ class SpillingWindowJoin(SuspendingWindowJoin):
             columns = [table.gather(column, rows) for column in range(len(table.types))]
             page = Page(table.hashes(rows), table.ticks(rows), columns, -1, -1)
         self.drop_oldest(side, part)
+        self.block_left(side, results)
         self.events["evicted blocks"] += 1
         if page is not None:
             self.frequent[side].try_add(number, part, results, [page])
@@ -299,15 +341,19 @@ class SpillingWindowJoin(SuspendingWindowJoin):
 
     def _dump(self) -> bool:
         """Write stale blocks; they stay in memory until others need it."""
+        now = (self.clock, *self.probed)
+        if now == self._none_stale_at:
+            return False
         side, blocks = self.to_dump()
         if not blocks:
+            self._none_stale_at = now
             return False
         table = self.tables[side]
         for part, block in blocks:
             if table.queues[part][-1] == block:
                 table.close_block(part)
         self._spare.shrink(self._spare.held)
-        while not self.disks[side].try_dump(table, blocks, self.sizing.page_bytes):
+        while not self.disks[side].try_dump(table, blocks):
             if len(blocks) == 1:
                 freed = [each.trim(self.budget.total) for each in self._all_tables]
                 if not any(freed) and not self._drop_frequent():
@@ -381,11 +427,20 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         self.expire()
 
     def _can_react(self) -> bool:
-        return any(self.needs_probe(side) for side in (0, 1))
+        return any(self._aside) or (self._may_react() and any(self.needs_probe(side) for side in (0, 1)))
+
+    def _may_react(self) -> bool:
+        """Whether it is time for a scan in a silence."""
+        return self._last_reactive is None or self.now >= self._last_reactive + self.pause
 
     def _reactive_task(self) -> Task | None:
-        sides = [side for side in (0, 1) if self.needs_probe(side)]
-        return self.scan(max(sides, key=lambda side: self.fresh_rows[side])) if sides else None
+        waiting = [side for side in (0, 1) if self._aside[side] is not None]
+        sides = waiting or [side for side in (0, 1) if self.needs_probe(side) and self._may_react()]
+        if not sides:
+            return None
+        if not waiting:
+            self._last_reactive = self.now
+        return self.scan(max(sides, key=lambda side: self.fresh_rows[side]))
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, Scan)
@@ -395,10 +450,11 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         return 1
 
     def _clean_up_task(self) -> Task | None:
-        task = self._reactive_task()
-        if task is None:
-            self.expire()
-        return task
+        sides = [side for side in (0, 1) if self.needs_probe(side)]
+        if sides:
+            return self.scan(max(sides, key=lambda side: self.fresh_rows[side]))
+        self.expire()
+        return None
 
     def check(self) -> None:
         """Assert the invariants."""

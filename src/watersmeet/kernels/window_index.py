@@ -193,6 +193,8 @@ def scan(
     out_probe: Int32,
     out_row: Int32,
     found: int,
+    places: Int64,
+    scratch: Int64,
 ) -> tuple[int, int, int, int]:
     """Look up rows that left memory: which rows in memory that arrived later, at ticks in (since, until], meet them?
 
@@ -206,35 +208,52 @@ def scan(
     visited = 0
     i = start
     while i < stop:
-        hash_ = hashes[i]
-        if link < 0:
-            place = (np.uint64(hash_) >> np.uint64(13)) & bits
-            if not (wanted[place >> np.uint64(6)] >> (place & np.uint64(63))) & np.uint64(1):
+        count = 0
+        if link >= 0:
+            places[0], scratch[0] = i, link
+            count = 1
+            i += 1
+        else:
+            # Most rows are worth no look-up; those that are go on together, so that memory answers them together.
+            while i < stop and count < GROUP:
+                hash_ = hashes[i]
+                place = (np.uint64(hash_) >> np.uint64(13)) & bits
+                if (wanted[place >> np.uint64(6)] >> (place & np.uint64(63))) & np.uint64(1):
+                    part = np.int64((np.uint64(hash_) >> np.uint64(1)) >> part_shift)
+                    bucket = part * buckets + (hash_ & mask)
+                    prefetch(heads, np.intp(bucket))
+                    places[count], scratch[count] = i, bucket
+                    count += 1
                 i += 1
-                continue
-            part = np.int64((np.uint64(hash_) >> np.uint64(1)) >> part_shift)
-            link = heads[part * buckets + (hash_ & mask)]
-        time = times[i]
-        while link > 0:
-            row = link & SLOT
-            if births[row >> shift] != link >> 32:
-                break
-            visited += 1
-            at = WORDS * row
-            if entries[at] == hash_ and entries[at + 3] <= time and since < all_ticks[row] <= until:
-                other = entries[at + 2]
-                if window[0] or (
-                    time <= last_time(other, entries[at + 3], window[1], window[2], window[3], window[4])
-                    and (time <= other - window[5] or time >= other + window[6])
-                ):
-                    if found == capacity:
-                        return found, i, link, visited - 1
-                    out_probe[found] = i
-                    out_row[found] = row
-                    found += 1
-            link = entries[at + 1]
+            for j in range(count):
+                head = heads[scratch[j]]
+                scratch[j] = head
+                if head > 0:
+                    prefetch(entries, np.intp(WORDS * (head & SLOT)))
+        for j in range(count):
+            at_hand = places[j]
+            hash_ = hashes[at_hand]
+            time = times[at_hand]
+            link = scratch[j]
+            while link > 0:
+                row = link & SLOT
+                if births[row >> shift] != link >> 32:
+                    break
+                visited += 1
+                at = WORDS * row
+                if entries[at] == hash_ and entries[at + 3] <= time and since < all_ticks[row] <= until:
+                    other = entries[at + 2]
+                    if window[0] or (
+                        time <= last_time(other, entries[at + 3], window[1], window[2], window[3], window[4])
+                        and (time <= other - window[5] or time >= other + window[6])
+                    ):
+                        if found == capacity:
+                            return found, at_hand, link, visited - 1
+                        out_probe[found] = at_hand
+                        out_row[found] = row
+                        found += 1
+                link = entries[at + 1]
         link = -1
-        i += 1
     return found, i, -1, visited
 
 

@@ -23,6 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,6 +62,12 @@ class _Directory:
     size: int  # of the whole segment
     own_size: int  # of the directory and the trailer
     checksum: int  # of the directory itself, and so of everything
+
+
+@cache
+def _dtype(description: str) -> np.dtype[Any]:
+    """The type of an array; scans ask for the same ones again and again."""
+    return np.lib.format.descr_to_dtype(ast.literal_eval(description))
 
 
 class SegmentWriter:
@@ -267,7 +274,7 @@ class Segment:
         verify = name not in self._verified_arrays
         block = self._block(entry.offset, entry.length, entry.checksum, f"array {name!r}", verify)
         self._verified_arrays.add(name)
-        dtype = np.lib.format.descr_to_dtype(ast.literal_eval(entry.dtype))
+        dtype = _dtype(entry.dtype)
         array = np.frombuffer(block, np.uint8).view(dtype) if entry.length else np.empty(entry.shape, dtype)
         array = array.reshape(entry.shape)
         array.flags.writeable = False

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.kernels.gather import take, take_wide
+from watersmeet.kernels.gather import take, take_paged, take_wide
 from watersmeet.state.rows import fixed_width, value_widths
-from watersmeet.state.window_disk import Piece, WindowDisk
+from watersmeet.state.window_disk import ELSEWHERE, Piece, WindowDisk
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 _WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -44,6 +45,16 @@ class _Group:
     rows: Int32
     first: int
     """How many rows come before them."""
+
+
+class _Memory:
+    """So many bytes from an address on, as an array: looked at only where a segment is mapped.
+
+    It is what lets one pass over rows go through many segments.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 class ScannedRows:
@@ -76,8 +87,18 @@ class ScannedRows:
         self.rows = place
         self._set_blocks(blocks)
         self._set_pages()
-        self._last: tuple[Int32, list[_Group]] | None = None
+        self._current: Int32 | None = None
+        self._current_groups: list[_Group] | None = None
         self._touched: list[Piece] = []
+        self._read = 0
+        """Bytes that values were taken from among, since pages were last let go."""
+        self._page_ends = np.empty(0, np.int64)
+        self._mapped: list[Bytes] = []
+        """The bytes of all segments, which stay mapped as long as places in them are known."""
+        self._everywhere = np.empty(0, np.uint8)
+        """All memory from the first of these bytes to the last, whatever lies between."""
+        self._starts: dict[int, Int64] = {}
+        """Of each column: where there the values of each page begin, those that are not scanned left out."""
 
     def _set_blocks(self, blocks: list[tuple[Piece, Int64]]) -> None:
         none = np.empty(0, np.int64)
@@ -125,9 +146,18 @@ class ScannedRows:
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         """One stored column's values for some rows, which are in order."""
+        width = self._widths[column]
+        if width and len(rows) and self._disk.by_places and column in self._find_values():
+            self._touch(rows)
+            buffer = pa.allocate_buffer(len(rows) * width)
+            out = np.frombuffer(buffer, np.uint8)
+            take_paged(self._everywhere, width, self._starts[column], self._page_ends, rows, out)
+            self._read += width * int(rows[-1] - rows[0])
+            if self._read > self._disk.resident:
+                self.release()
+            return pa.Array.from_buffers(self._disk.schema.field(2 + column).type, len(rows), [None, buffer], 0)
         groups = self._groups(rows)
         arrays = [group.batch.column(2 + column) for group in groups]
-        width = self._widths[column]
         if not arrays:
             return pa.array([], self._disk.schema.field(2 + column).type)
         if not width or pa.types.is_boolean(arrays[0].type) or any(array.null_count for array in arrays):
@@ -145,6 +175,42 @@ class ScannedRows:
                 take(source[: len(source) // width * width].view(word), group.rows, target.view(word))
         return pa.Array.from_buffers(arrays[0].type, len(rows), [None, buffer], 0)
 
+    def _find_values(self) -> dict[int, Int64]:
+        """Where values begin, of columns of which that is all there is to know."""
+        if self._mapped or not self.rows:
+            return self._starts
+        pieces = list({id(stretch.piece): stretch.piece for stretch in self.stretches}.values())
+        known = [self._disk.bytes_of(piece) for piece in pieces]
+        self._mapped = [mapped for mapped, _ in known]
+        addresses = np.array([mapped.ctypes.data for mapped in self._mapped], np.int64)
+        ends = addresses + [len(mapped) for mapped in self._mapped]
+        first = int(addresses.min())
+        self._everywhere = np.asarray(_Memory(first, int(ends.max()) - first))
+        numbers = {id(piece): number for number, piece in enumerate(pieces)}
+        of_stretch = np.array([numbers[id(stretch.piece)] for stretch in self.stretches])
+        of_page = of_stretch[self._pages[:, 1]]
+        pages_before = np.cumsum([0, *(starts.shape[1] for _, starts in known)])[:-1]
+        on_all_pages = np.concatenate([starts for _, starts in known], axis=1)
+        on_pages = on_all_pages[:, pages_before[of_page] + self._pages[:, 2]]
+        self._page_ends = np.append(self._pages[1:, 0], self.rows)
+        for column, width in enumerate(self._widths):
+            if width and (on_pages[column] != ELSEWHERE).all():
+                self._starts[column] = addresses[of_page] - first + on_pages[column] + self._pages[:, 3] * width
+        return self._starts
+
+    def _begin(self, rows: Int32) -> None:
+        """Rows are about to be gathered, every column of them in turn; those before them have been."""
+        if self._current is not rows:
+            self.release()
+            self._current = rows
+
+    def _touch(self, rows: Int32) -> None:
+        """Remember which segments are about to be read."""
+        self._begin(rows)
+        if not self._touched:
+            first, last = self.stretch_at(int(rows[0])), self.stretch_at(int(rows[-1]))
+            self._touched = [stretch.piece for stretch in self.stretches[first : last + 1]]
+
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
         width = self._widths[column]
@@ -161,13 +227,14 @@ class ScannedRows:
         for piece in self._touched:
             self._disk.release(piece)
         self._touched.clear()
-        self._last = None
+        self._read = 0
+        self._current = self._current_groups = None
 
     def _groups(self, rows: Int32) -> list[_Group]:
-        """The rows by pages; every column is asked for the same rows in turn."""
-        if self._last is not None and self._last[0] is rows:
-            return self._last[1]
-        self.release()
+        """The rows by pages."""
+        self._begin(rows)
+        if self._current_groups is not None:
+            return self._current_groups
         pages = np.searchsorted(self._pages[:, 0], rows, side="right") - 1
         cuts = np.flatnonzero(np.diff(pages)) + 1
         found: list[_Group] = []
@@ -180,5 +247,5 @@ class ScannedRows:
             batch = self._disk.read(piece, page)
             found.append(_Group(batch, (some - (place - row)).astype(np.int32), first))
             first += len(some)
-        self._last = (rows, found)
+        self._current_groups = found
         return found

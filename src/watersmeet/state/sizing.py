@@ -34,6 +34,8 @@ class Grain:
     """Runs of each side that a merging operation takes."""
     block_rows: int | None = None
     """Rows of a block, where sorted blocks are flushed."""
+    table_rows: int | None = None
+    """Rows of a block of a table in partitions, a power of two."""
     pairs: int | None = None
     """Pairs that may wait to be handed out."""
     records: int | None = None
@@ -42,6 +44,8 @@ class Grain:
     def __post_init__(self) -> None:
         if self.partitions is not None and (self.partitions < 1 or self.partitions & (self.partitions - 1)):
             raise SpecError(f"{self.partitions} partitions cannot be told apart by bits of a hash; give a power of two")
+        if self.table_rows is not None and (self.table_rows < 1 or self.table_rows & (self.table_rows - 1)):
+            raise SpecError(f"blocks of {self.table_rows} rows cannot be told apart by bits; give a power of two")
         for name, least in (("page_bytes", 64), ("fan_in", 2), ("block_rows", 1), ("pairs", 1), ("records", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -96,7 +100,7 @@ class Sizing:
             bits = grain.partitions.bit_length() - 1
         # Every partition of both sides has an open block and an open chunk: they may take a quarter of the memory.
         share = rest // 4 // (2 << bits)
-        rows = _power(_between(_LEAST_BLOCK_ROWS, share // 2 // max(row_bytes), 4096))
+        rows = grain.table_rows or _power(_between(_LEAST_BLOCK_ROWS, share // 2 // max(row_bytes), 4096))
         return cls(pairs, output, page, buffered, cls._with_chunk(Layout(bits, rows, 0), share // 2))
 
     @staticmethod

@@ -25,19 +25,34 @@ from watersmeet.memory import Reservation
 from watersmeet.spill.segment import Segment
 from watersmeet.spill.store import Store
 from watersmeet.state.pages import Page, count_pages, page_schema, write_rows
+from watersmeet.state.rows import fixed_width
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+Bytes = NDArray[np.uint8]
+
 FOREVER = np.iinfo(np.int64).max
+ELSEWHERE = -1
 _FIELDS = 6
 _BLOCK_BYTES = 8 * _FIELDS + 40
 _PAGE_BYTES = 12 + 32
 _PIECE_BYTES = 96 + 128
 """Of each entry, and what a scan remembers of it."""
+_PLACES_FROM = 16 * 1024
+_PAGES_RESIDENT = 8
 _MOST_OPEN = 1024
 """Segments that are mapped at once."""
+
+
+def _start_of(array: pa.Array, width: int, mapped: Bytes) -> int:
+    """Where an array's values lie, if nothing but their place need be known."""
+    values = array.buffers()[1] if width and not array.null_count else None
+    if values is None:
+        return ELSEWHERE
+    start = int(values.address - mapped.ctypes.data) + array.offset * width
+    return start if 0 <= start <= len(mapped) - len(array) * width else ELSEWHERE
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +65,14 @@ class Piece:
     """Rows up to the end of each page."""
     blocks: Int64
     """For each block its partition, first row, first and last time, when it left memory, and its results."""
+    claimed: int
+    """Memory that is held for it."""
     newest: int = 0
     """The last time of all."""
     segment: Segment | None = None
+    starts: Int64 | None = None
+    """Where the values of each column (but hash and tick) lie on each page, as bytes from the segment's beginning;
+    ELSEWHERE if that alone does not tell them."""
 
     def __post_init__(self) -> None:
         self.newest = int(self.latest.max())
@@ -98,11 +118,6 @@ class Piece:
         """All its rows."""
         return self.ends[-1]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that is held for it."""
-        return WindowDisk.entry_bytes(self.blocks.shape[1], len(self.ends))
-
     def stop(self, block: int) -> int:
         """The row behind a block's last one."""
         return int(self.firsts[block + 1]) if block + 1 < len(self.firsts) else self.rows
@@ -116,9 +131,21 @@ class WindowDisk:
     """One side's dumped blocks, numbered in the order in which they were dumped."""
 
     def __init__(
-        self, store: Store, prefix: str, types: Sequence[pa.DataType], claim: Reservation, meter: Meter
+        self,
+        store: Store,
+        prefix: str,
+        types: Sequence[pa.DataType],
+        claim: Reservation,
+        meter: Meter,
+        page_bytes: int,
     ) -> None:
+        self._page_bytes = page_bytes
+        self.resident = _PAGES_RESIDENT * page_bytes
+        """Bytes of segments that may be mapped at once, about, while rows are gathered."""
+        self.by_places = page_bytes >= _PLACES_FROM
+        """Whether it is worth remembering where values lie on pages: on small ones that would take too much memory."""
         self.schema = page_schema(types)
+        self._widths = [0 if pa.types.is_boolean(type_) else fixed_width(type_) or 0 for type_ in types]
         self.pieces: list[Piece] = []
         self.next_block = 0
         self._store = store
@@ -133,12 +160,12 @@ class WindowDisk:
         """The segment that begins with this block."""
         return f"{self._prefix}-{number}"
 
-    @staticmethod
-    def entry_bytes(blocks: int, pages: int) -> int:
+    def entry_bytes(self, blocks: int, pages: int) -> int:
         """Memory that the entry of a dump takes."""
-        return _PIECE_BYTES + _BLOCK_BYTES * blocks + _PAGE_BYTES * pages
+        places = 16 * len(self._widths) if self.by_places else 0
+        return _PIECE_BYTES + _BLOCK_BYTES * blocks + (_PAGE_BYTES + places) * pages
 
-    def try_dump(self, table: WindowTable, blocks: Sequence[tuple[int, int]], page_bytes: int) -> bool:
+    def try_dump(self, table: WindowTable, blocks: Sequence[tuple[int, int]]) -> bool:
         """Write blocks, as (partition, block) of the table, one after the other; they stay in memory.
 
         False, and nothing is written, if there is no memory to remember them.
@@ -149,36 +176,36 @@ class WindowDisk:
         left = np.full(len(blocks), FOREVER)
         parts = [part for part, _ in blocks]
         fields = [parts, firsts, table.earliest[places], table.latest[places], left, table.results[places]]
-        if not self._try_write(table, np.concatenate(spans), np.array(fields, np.int64), page_bytes):
+        if not self._try_write(table, np.concatenate(spans), np.array(fields, np.int64)):
             return False
         table.disk[places] = np.arange(self.next_block - len(blocks), self.next_block)
         return True
 
-    def try_dump_run(self, table: WindowTable, part: int, tick: int, page_bytes: int) -> bool:
+    def try_dump_run(self, table: WindowTable, part: int, tick: int) -> bool:
         """Write a whole partition as one block, which leaves memory at this tick; False, and nothing is written, if
         there is no memory to remember it.
         """
         places = np.array(table.queues[part], np.int64)
         fields = [[part], [0], [table.earliest[places].min()], [table.latest[places].max()], [tick], [0]]
-        if not self._try_write(table, table.rows_of(part), np.array(fields, np.int64), page_bytes):
+        if not self._try_write(table, table.rows_of(part), np.array(fields, np.int64)):
             return False
         self.absent += 1
         return True
 
-    def _try_write(self, table: WindowTable, rows: Int32, blocks: Int64, page_bytes: int) -> bool:
-        claimed = self.entry_bytes(blocks.shape[1], count_pages(table, rows, page_bytes))
+    def _try_write(self, table: WindowTable, rows: Int32, blocks: Int64) -> bool:
+        claimed = self.entry_bytes(blocks.shape[1], count_pages(table, rows, self._page_bytes))
         if not self._claim.try_grow(claimed):
             return False
         number = self.next_block
         try:
             beside = {"hashes": table.hashes(rows), "times": table.times(rows)}
-            ends = write_rows(self._store, self.name(number), table, rows, page_bytes, beside)
+            ends = write_rows(self._store, self.name(number), table, rows, self._page_bytes, beside)
         except BaseException:
             self._claim.shrink(claimed)
             raise
         self._meter.pages_written += len(ends)
         self._meter.seeks += 1
-        self.pieces.append(Piece(number, ends, blocks))
+        self.pieces.append(Piece(number, ends, blocks, claimed))
         self.next_block += blocks.shape[1]
         return True
 
@@ -205,6 +232,23 @@ class WindowDisk:
             piece.segment = Segment.open(self._store, self.name(piece.number))
             self._open.append(piece)
         return piece.segment
+
+    def bytes_of(self, piece: Piece) -> tuple[Bytes, Int64]:
+        """All bytes of a segment, and where in them the values of each column lie on each page."""
+        segment = self._opened(piece)
+        mapped = segment.mapped()
+        if piece.starts is None:
+            pages = [segment.read_page(page) for page in range(segment.pages)]
+            piece.starts = np.array(
+                [
+                    [_start_of(page.column(2 + column), width, mapped) for page in pages]
+                    for column, width in enumerate(self._widths)
+                ],
+                np.int64,
+            ).reshape(len(self._widths), len(pages))
+            del pages
+            segment.release()
+        return mapped, piece.starts
 
     def index(self, piece: Piece) -> tuple[Int64, Int64]:
         """The hashes and the times of all its rows."""
@@ -249,7 +293,7 @@ class WindowDisk:
         """Forget a segment, none of whose blocks is in memory."""
         self.pieces.remove(piece)
         self.absent -= len(piece.left)
-        self._claim.shrink(piece.nbytes)
+        self._claim.shrink(piece.claimed)
         self._close(piece)
 
     def close(self) -> None:
@@ -278,8 +322,9 @@ class WindowDisk:
         """Take over a snapshot's segments."""
         self.next_block = state["next"]
         for number, ends, blocks in state["pieces"]:
-            piece = Piece(number, tuple(ends), np.array(blocks, np.int64))
-            self._claim.grow(piece.nbytes)
+            claimed = self.entry_bytes(len(blocks[0]), len(ends))
+            self._claim.grow(claimed)
+            piece = Piece(number, tuple(ends), np.array(blocks, np.int64), claimed)
             self.pieces.append(piece)
             self.absent += int((piece.left < FOREVER).sum())
 
@@ -288,4 +333,4 @@ class WindowDisk:
         numbers = [piece.number for piece in self.pieces]
         assert numbers == sorted(set(numbers))
         assert self.absent == sum(int((piece.left < FOREVER).sum()) for piece in self.pieces)
-        assert self._claim.held >= sum(piece.nbytes for piece in self.pieces)
+        assert self._claim.held >= sum(piece.claimed for piece in self.pieces)

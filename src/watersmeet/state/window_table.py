@@ -107,6 +107,12 @@ class WindowTable:
         self._buckets = _FIRST_BUCKETS
         self._heads = np.zeros(partitions * _FIRST_BUCKETS, np.int64)
         self._scratch = np.zeros(window_index.GROUP, np.int64)
+        self._places = np.zeros(window_index.GROUP, np.int64)
+
+    @property
+    def blocks_held(self) -> int:
+        """How many blocks there is memory for, used or not."""
+        return self._blocks.in_use + self._blocks.warm
 
     def _needs_reserve(self, column: int) -> bool:
         return self._columns[column].in_heap or type(self._columns[column]).__name__ == "ObjectColumn"
@@ -371,7 +377,7 @@ class WindowTable:
         found, probe.next, probe.link, visited = window_index.scan(
             probe.hashes, times, probe.next, stop, probe.link, wanted, self.layout.partition_bits,
             self._entries.array, self._ticks.array, self._heads, self._buckets, self.shift, self._births,
-            ticks[0], ticks[1], window, out_probe, out_row, found,
+            ticks[0], ticks[1], window, out_probe, out_row, found, self._places, self._scratch,
         )  # fmt: skip
         return found, visited
 
