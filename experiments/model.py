@@ -89,6 +89,11 @@ class Results:
         self.seeds = tuple(seeds)
         self._measured = measured
 
+    @property
+    def cells(self) -> set[str]:
+        """What was run."""
+        return set(self._measured)
+
     def each(self, cell: str, value: str) -> Float64:
         """A value of a cell, for each seed."""
         return np.array([one.values[value] for one in self._measured[cell]], np.float64)

@@ -126,6 +126,27 @@ MJOIN = MJoinPaper()
 
 
 @dataclass(frozen=True)
+class MetadataPaper:
+    """Section 6 of Ding, Rundensteiner and Heineman: MJoin, a metadata-aware stream join operator, DEBS 2003.
+
+    The paper gives the form of its streams and not their sizes.
+    """
+
+    news: int = 4_000
+    latest: int = 10
+    """So many items are read at a time."""
+    accesses: int = 10
+    """On average, between two punctuations."""
+    batch: int = 100
+    quotas: tuple[int, int] = (100, 1_000)
+    """Rows of news and of accesses in one turn: about as many as belong together."""
+    little_memory: int = 192 * 1024
+
+
+METADATA = MetadataPaper()
+
+
+@dataclass(frozen=True)
 class Hybrid:
     """Chapter 6 of Chakraborty: Processing Exact Results for Sliding Window Joins and Hybrid Joins, Waterloo 2010.
 

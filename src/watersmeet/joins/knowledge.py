@@ -52,11 +52,11 @@ class Knowledge:
         """Whether the order of rows tells something, so that they must be taken in that order."""
         return self.clustered or self.descending is not None
 
-    def add(self, pattern: KeyPattern) -> None:
-        """Take note of a punctuation."""
+    def add(self, pattern: KeyPattern, count: int = 1) -> None:
+        """Take note of a punctuation, or of the values of so many."""
         if not self.range.add(pattern):
             self.forgotten += 1
-        self.news += 1
+        self.news += count
         if pattern.values is None:
             self._new_ranges = True
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+_MOST_AT_ONCE = 1024
+"""Punctuations that are heeded together, at most."""
 _RARELY_MORE = 2048
 """Bytes that a punctuation takes at most, unless it has many values."""
 _RANGE_SHARE = 16
@@ -268,25 +270,45 @@ class MetadataMJoin(PromisedState):
 
     def _take(self, side: int, most: int) -> Task | None:
         """The next rows of an input; None after a punctuation."""
-        pool, marks, intake = self._pools[side], self._marks[side], self._intakes[side]
+        pool, intake = self._pools[side], self._intakes[side]
         ahead = self._ahead(side)
         if pool and (not most or not ahead or not self.propagation.waits(1 - side)):
             received = pool.pop(0)
             assert received.numbers is not None
             return PromisedArrival(self, side, received.batch, received.numbers)
         if not ahead:
-            self.heed(marks.popleft()[1])
+            self.heed(side, self._at_head(side))
             return None
-        batch, numbers = intake.next(min(most, ahead))
-        rows = batch.num_rows
-        self._schedule.took(side, rows)
-        if marks:
-            marks[0] = (ahead - rows, marks[0][1])
-        else:
-            self._behind[side] -= rows
-        if self._by_value[side] and self.propagation.waits(1 - side):
+        by_value = self._by_value[side] and self.propagation.waits(1 - side)
+        # Where purging can wait, so can the punctuations between rows that are taken together.
+        rows_at_once = ahead if by_value or self.policy.immediate else intake.rows
+        batch, numbers = intake.next(min(most, rows_at_once))
+        self._schedule.took(side, batch.num_rows)
+        passed = self._pass_marks(side, batch.num_rows)
+        if by_value:
             batch, numbers = self._those_waited_for(side, batch, numbers)
-        return PromisedArrival(self, side, batch, numbers) if batch.num_rows else None
+        return PromisedArrival(self, side, batch, numbers, passed) if batch.num_rows else None
+
+    def _at_head(self, side: int) -> list[KeyPattern]:
+        """The punctuations that stand before the next row; they are taken."""
+        marks = self._marks[side]
+        taken = [marks.popleft()[1]]
+        while marks and not marks[0][0] and len(taken) < _MOST_AT_ONCE:
+            taken.append(marks.popleft()[1])
+        return taken
+
+    def _pass_marks(self, side: int, rows: int) -> list[tuple[int, KeyPattern]]:
+        """The punctuations among the next so many rows, each with the rows before it; all of them are taken."""
+        marks, passed, before = self._marks[side], [], 0
+        while marks and before + marks[0][0] < rows:
+            gap, pattern = marks.popleft()
+            before += gap
+            passed.append((before, pattern))
+        if marks:
+            marks[0] = (marks[0][0] - (rows - before), marks[0][1])
+        else:
+            self._behind[side] -= rows - before
+        return passed
 
     def _those_waited_for(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> tuple[pa.RecordBatch, Int64]:
         """The rows that a punctuation of the other input waits for; the others go to the pool."""
@@ -305,13 +327,19 @@ class MetadataMJoin(PromisedState):
 
     # --- punctuations ---
 
-    def heed(self, pattern: KeyPattern) -> None:
-        """A punctuation stands at the head of its input."""
+    def heed(self, side: int, patterns: Sequence[KeyPattern]) -> None:
+        """Punctuations stand at the head of their input."""
         if self.budget.free < _RARELY_MORE:  # what is not needed any more makes room for what is to be remembered
             self.purge_now()
-        self.known[pattern.side].add(pattern)
-        self.propagation.add(pattern)
-        self.promises_made(pattern.side)
+        values = [pattern.values for pattern in patterns if pattern.values is not None]
+        if values:
+            together = KeyPattern(side, [pa.concat_arrays(column) for column in zip(*values, strict=True)])
+            self.known[side].add(together, len(values))
+        for pattern in patterns:
+            if pattern.values is None:
+                self.known[side].add(pattern)
+        self.propagation.add(patterns)
+        self.promises_made(side)
 
     def is_over(self, side: int, hashes: Int64, keys: Callable[[], list[pa.Array]]) -> Bool:
         """Which of some keys an input will not send any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.joins.progressive import Arrival
-from watersmeet.state.key_patterns import plain_array
+from watersmeet.memory import Budget
+from watersmeet.state.key_patterns import KeyPattern, plain_array
+from watersmeet.state.punctuated import behind_values, punctuated_range
 from watersmeet.state.rows import BatchRows
 
 if TYPE_CHECKING:
@@ -25,8 +28,17 @@ class PromisedArrival(Arrival):
 
     _join: MetadataMJoin
 
-    def __init__(self, join: MetadataMJoin, side: int, batch: pa.RecordBatch, numbers: Int64) -> None:
+    def __init__(
+        self,
+        join: MetadataMJoin,
+        side: int,
+        batch: pa.RecordBatch,
+        numbers: Int64,
+        marks: Sequence[tuple[int, KeyPattern]] = (),
+    ) -> None:
+        """`marks` are punctuations among the rows, each with the rows before it: they count when all rows are done."""
         super().__init__(join, side, batch, numbers)
+        self._marks = list(marks)
         self.keep: Bool = np.empty(0, np.bool_)
         """Which rows of the next slice are to be kept; they have room."""
         self._settled = True
@@ -78,11 +90,42 @@ class PromisedArrival(Arrival):
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Learn from the last slice."""
+        """Learn from the last slice, and heed the punctuations."""
         self._settle()
+        if self._marks:
+            patterns, self._marks = [pattern for _, pattern in self._marks], []
+            self._join.heed(self.side, patterns)
+
+    def behind_marks(self, first: int, hashes: Int64, keys: Callable[[], list[pa.Array]]) -> Bool:
+        """Which of the rows from `first` on come behind a punctuation, in this batch, that speaks of them."""
+        late = np.zeros(len(hashes), np.bool_)
+        if not self._marks:
+            return late
+        positions = self._received[2]
+        places = np.arange(first, first + len(hashes)) if positions is None else positions[first : first + len(hashes)]
+        last = int(places[-1]) if len(places) else 0
+        before = [(at, pattern) for at, pattern in self._marks if at <= last]
+        values = [(at, pattern.values) for at, pattern in before if pattern.values is not None]
+        if values:
+            begins = np.repeat([at for at, _ in values], [len(value[0]) for _, value in values])
+            columns = [pa.concat_arrays(column) for column in zip(*(value for _, value in values), strict=True)]
+            late |= behind_values(self._join.codec, columns, begins, hashes, keys, places)
+        for at, pattern in before:
+            if pattern.values is None:
+                alone = punctuated_range(self._join.codec, Budget(1 << 20).reservation("one range"), 1 << 20)
+                alone.add(pattern)
+                late |= (places >= at) & alone.contains(hashes, keys)
+        return late
+
+    def to_state(self) -> dict[str, Any]:
+        """The slice at hand, and the punctuations among its rows and those that follow."""
+        start = self.unfinished().start
+        marks = [[max(0, at - start), pattern.to_state()] for at, pattern in self._marks]
+        return {**super().to_state(), "marks": marks}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on with a slice that was at hand when a snapshot was taken."""
+        self._marks = [(at, KeyPattern.of_state(saved)) for at, saved in state["marks"]]
         super().resume(state)
         self._first, self._settled = 0, not state["rows"]
 

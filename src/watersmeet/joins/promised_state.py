@@ -134,7 +134,7 @@ class PromisedState(XJoin):
 
         if known.unique:
             seen = self.in_memory(side, hashes, parts, keys)
-        late = known.broken(hashes, keys, seen)
+        late = known.broken(hashes, keys, seen) | arrival.behind_marks(first, hashes, keys)
         if not late.any():
             return
         self.broken[side] += int(np.count_nonzero(late))

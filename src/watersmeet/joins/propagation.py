@@ -7,6 +7,7 @@ it came in, and always behind the results it covers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,23 +65,28 @@ class Propagation:
         """Whether any of one input wait."""
         return bool(self._waiting[side])
 
-    def add(self, pattern: KeyPattern) -> None:
-        """A punctuation has come in."""
+    def add(self, patterns: Sequence[KeyPattern]) -> None:
+        """Punctuations have come in."""
         if not self._wanted:
             return
-        size = _size(pattern)
-        if self._claim.held + size > self._most or not self._claim.try_grow(size):
-            self.not_passed_on += 1
-            return
-        hashes = np.empty(0, np.int64)
-        if pattern.values is not None:
-            hashes, valid = self._join.codec.hash_plain(pattern.values)
+        values = [pattern.values for pattern in patterns if pattern.values is not None]
+        hashes, valid = np.empty(0, np.int64), None
+        if values:
+            hashes, valid = self._join.codec.hash_plain([pa.concat_arrays(each) for each in zip(*values, strict=True)])
+        start = 0
+        for pattern in patterns:
+            count = 0 if pattern.values is None else len(pattern.values[0])
+            mine = hashes[start : start + count]
             if valid is not None:  # values that can have no partner have no results
-                rows = np.flatnonzero(valid)
-                hashes = hashes[rows]
-        self._waiting[pattern.side].append(_Waiting(self._number, pattern, hashes))
-        self._all[pattern.side] = None
-        self._number += 1
+                mine = mine[valid[start : start + count]]
+            start += count
+            size = _size(pattern)
+            if self._claim.held + size > self._most or not self._claim.try_grow(size):
+                self.not_passed_on += 1
+                continue
+            self._waiting[pattern.side].append(_Waiting(self._number, pattern, mine))
+            self._all[pattern.side] = None
+            self._number += 1
 
     def look(self) -> None:
         """Find out which are ready; called when no results wait to be handed out."""
@@ -150,7 +156,7 @@ class Propagation:
         """Take over a snapshot's state."""
         not_passed_on, waiting = state
         for saved in waiting:
-            self.add(KeyPattern.of_state(saved))
+            self.add([KeyPattern.of_state(saved)])
         self.not_passed_on = not_passed_on
 
 
@@ -185,7 +191,8 @@ def _value(pattern: KeyPattern, column: int, type_: pa.DataType) -> object:
     """One column of a pattern, as values of an output column; None if it has no such values."""
     try:
         if pattern.values is not None:
-            values = pattern.values[column].cast(type_).to_pylist()
+            found = pattern.values[column]
+            values = (found if found.type == type_ else found.cast(type_)).to_pylist()
             return values[0] if len(values) == 1 else Among(tuple(values))
         low, high = (None if bound is None else bound.cast(type_)[0].as_py() for bound in (pattern.low, pattern.high))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -380,3 +380,27 @@ def ranges_can_be_told(left: pa.DataType, right: pa.DataType) -> bool:
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid):
         return False
     return True
+
+
+def behind_values(
+    codec: KeyCodec, values: Sequence[pa.Array], at: Int64, hashes: Int64, keys: Keys, places: Int64
+) -> Bool:
+    """Which rows, by their hashes and places, come at or behind the place of a value that equals their key."""
+    found, valid = codec.hash_plain(values)
+    order = np.argsort(at, kind="stable")
+    order = order if valid is None else order[valid[order]]
+    # Of one hash the first place counts; where two values share a hash, the other one is not known here.
+    known, first = np.unique(found[order], return_index=True)
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_)
+    place = np.searchsorted(known, hashes)
+    place[place == len(known)] = 0
+    value = order[first[place]]
+    late: Bool = (known[place] == hashes) & (places >= at[value])
+    rows = np.flatnonzero(late)
+    if len(rows) and not codec.exact:
+        mine = [key.take(pa.array(rows)) for key in keys()]
+        equal = codec.equal_plain(mine, [each.take(pa.array(value[rows])) for each in values])
+        if equal is not None:
+            late[rows[~equal]] = False
+    return late
