@@ -25,6 +25,7 @@ from watersmeet.core.lookup import LookupSpec, lookup_conditions
 from watersmeet.planner import LOOKUPS
 from watersmeet.sources import generators
 from watersmeet.spill import MemoryStore
+from watersmeet.state.delays import Delays
 
 RELATION_ROWS, STREAM_ROWS = 5_000_000, 2_000_000
 RELATION_TEXT, STREAM_TEXT = 104, 40
@@ -49,6 +50,8 @@ class Served:
     p99: float = 0.0
     read: int = 0
     hits: float = 0.0
+    cold_p99: float = 0.0
+    """With the rows at the beginning, when nothing is in memory yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +138,20 @@ def _contestants(inputs: Inputs, stream: pa.Table, settings: Settings) -> dict[s
 
 
 def drive(
-    relation: wm.Relation, stream: pa.Table, memory: int, algorithm: str = "partitioned", rate: float | None = None
+    relation: wm.Relation,
+    stream: pa.Table,
+    memory: int,
+    algorithm: str = "partitioned",
+    rate: float | None = None,
+    warm_up: int = 0,
 ) -> Served:
-    """Join at the operator's level, as fast as it goes or at a given rate of rows per second."""
+    """Join at the operator's level, as fast as it goes or at a given rate of rows per second; delays are those of
+    rows after so many.
+    """
     spec = LookupSpec(stream.schema, relation.schema, lookup_conditions("key", relation.on))
     operator = LOOKUPS[algorithm](spec, memory, MemoryStore(), relation.reading())
     found = rows = 0
+    cold = Delays()
     began = time.perf_counter()
 
     def work_off(until: Status) -> int:
@@ -159,6 +170,8 @@ def drive(
                     found += work_off(Status.NEED_INPUT)
                 else:
                     time.sleep(min(ahead, 0.005))
+        if rows <= warm_up < rows + batch.num_rows:
+            cold, operator.answers.delays = operator.answers.delays, Delays()
         rows += batch.num_rows
         operator.receive(Arrive(LEFT, batch))
         found += work_off(Status.NEED_INPUT)
@@ -175,6 +188,7 @@ def drive(
         figures["delay_p99"],
         figures["bytes_read"],
         figures["hits"] / rows,
+        operator.answers.delays.plus(cold).quantile(0.99),
     )
 
 
@@ -235,8 +249,14 @@ def _figures(name: str, runs: dict[str, list[Served]]) -> Iterator[Figure]:
 
 
 def _at_half_rate(inputs: Inputs, stream: pa.Table, settings: Settings) -> Iterator[Figure]:
-    """Delays at half a million rows per second, not at full speed."""
-    runs = [drive(inputs.ranges, stream, inputs.memory, rate=500_000) for _ in range(settings.repeat)]
+    """Delays at half a million rows per second, not at full speed. The first half of the stream is a warm-up, in which
+    each segment is checked and mapped when it is first read.
+    """
+    warm_up = stream.num_rows // 2
+    runs = [drive(inputs.ranges, stream, inputs.memory, rate=500_000, warm_up=warm_up) for _ in range(settings.repeat)]
     yield Figure("Zipf, range at 500k rows/s: p50", middle(runs, lambda run: 1e3 * run.p50), "ms")
     p99 = middle(runs, lambda run: 1e3 * run.p99)
     yield Figure("Zipf, range at 500k rows/s: p99", p99, "ms", target=Target("<=", 500))
+    yield Figure(
+        "Zipf, range at 500k rows/s, with the warm-up: p99", middle(runs, lambda run: 1e3 * run.cold_p99), "ms"
+    )

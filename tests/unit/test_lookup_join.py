@@ -210,6 +210,17 @@ def test_nobody_waits_too_long() -> None:
     assert 0.5 < join.answers.delays.quantile(0.5) < 0.7
 
 
+def test_arrivals_go_before_rows_that_have_waited_for_long_but_not_for_ever() -> None:
+    join = operator(memory=64 * 1024, max_delay=0.5)
+    parts = join.version.map.locate(join._codec.places([pa.array(range(400))]))
+    lonely = [int(np.flatnonzero(parts == part)[0]) for part in range(4)]
+    assert feed(join, lonely, now=0.0) == 0
+    assert join.poll(0.7, 100).out.num_rows == 1 and join.rows_waiting == 3
+    assert join.status is Status.NEED_INPUT and join.wake_at() == 0.5, "one is answered, and arrivals may come between"
+    join.poll(1.0, 100)
+    assert join.status is Status.HAS_OUTPUT and drain(join, 1.1) == 2, "no longer than twice that"
+
+
 def test_a_join_without_a_moment_to_spare_lets_rows_wait_longer() -> None:
     join = operator(memory=64 * 1024, max_delay=0.5)
     for step in range(100):

@@ -50,13 +50,13 @@ class MappedIndex:
     def __init__(self, segment: RelationSegment, answers: Answers) -> None:
         self.segment = segment
         self.exact = answers.hash_proves(segment.has_small_integers)
-        self._columns = [segment.columns[i] for i in answers.plans[1].sources]
+        self._columns = answers.plans[1].sources
 
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
         return self.segment.probe(probe, stop, out_probe, out_row, found)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
-        return self._columns[column].take(pa.array(rows))
+        return self.segment.gather(self._columns[column], rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,8 @@ class Asked:
 
     def take(self, some: Any) -> Asked:
         """Some of them."""
-        return replace(
-            self, rows=self.rows[some], hashes=self.hashes[some], parts=self.parts[some], times=self.times[some]
-        )
+        times, widest = self.times[some], self.widest
+        return Asked(self.source, self.rows[some], self.hashes[some], self.parts[some], times, widest)
 
 
 class Answers:

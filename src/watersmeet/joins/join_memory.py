@@ -43,6 +43,8 @@ class JoinMemory:
         self.frequency = ArrivalFrequency(partitions, alpha, epoch or _ROWS_PER_EPOCH * partitions)
         self.slot_of = np.full(partitions, -1, np.int32)
         """By partition: where in the table it is; -1 if it is not."""
+        self._parts: NDArray[np.intp] | None = None
+        """Those that are there, as long as nothing changes."""
         self.widest = 0
         """Bytes of the widest row that was ever here."""
         self.small_keys = True
@@ -61,7 +63,9 @@ class JoinMemory:
     @property
     def parts(self) -> NDArray[np.intp]:
         """The partitions in memory."""
-        return np.flatnonzero(self.slot_of >= 0)
+        if self._parts is None:
+            self._parts = np.flatnonzero(self.slot_of >= 0)
+        return self._parts
 
     def note(self, parts: Int32) -> None:
         """Rows have arrived for these partitions."""
@@ -97,6 +101,7 @@ class JoinMemory:
             return False
         self._free_slots.pop()
         self.slot_of[part] = slot
+        self._parts = None
         start, stop = self.version.bounds[part], self.version.bounds[part + 1]
         self.widest = max(self.widest, int(self.version.widest[start:stop].max(initial=0)))
         keys = self.version.design.key_indices
@@ -117,6 +122,7 @@ class JoinMemory:
         self.table.drop(int(self.slot_of[part]))
         self._free_slots.append(int(self.slot_of[part]))
         self.slot_of[part] = -1
+        self._parts = None
 
     def forget(self, changed: NDArray[np.bool_], version: Version) -> None:
         """Go on with another version, in which these partitions are other ones and all borders are the same."""
@@ -126,6 +132,7 @@ class JoinMemory:
 
     def check(self) -> None:
         """Assert the invariants."""
+        assert self._parts is None or np.array_equal(self._parts, np.flatnonzero(self.slot_of >= 0))
         slots = self.slot_of[self.slot_of >= 0]
         assert len(set(slots.tolist()) | set(self._free_slots)) == len(slots) + len(self._free_slots)
         if self.table is not None:

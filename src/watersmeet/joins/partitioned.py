@@ -27,8 +27,8 @@ _STATISTICS = 96
 _NONE = np.iinfo(np.int64).max
 _SCARCE, _SPARE = 0.1, 0.25
 """Idle for less than this share of its time, a join lets rows wait longer; for more than that, shorter again."""
-_LONGEST = 10
-"""So many times as long as they should they wait at most."""
+_LONGER, _LONGEST = 1.5, 10
+"""So many times as long as before, and as long as they should at most."""
 
 
 class Partitioned(LookupJoin):
@@ -46,9 +46,9 @@ class Partitioned(LookupJoin):
     Rows of the others wait, by partition, in a buffer that all share. A partition is read when `n_invoke` rows wait for
     it and none is arriving, when the buffer is full (then those with most rows, until a share `r_wb` of the rows is
     gone), in a silence, and when a row has waited for `max_delay` seconds (up to ten times that while the join is
-    hardly ever idle). A partition that was read stays in memory in
-    place of one that is asked for less, for its size and by more than a fraction `rho`; how often it is asked for
-    decays by `alpha` with every epoch of so many rows.
+    hardly ever idle) and none is arriving, or for twice as long. A partition that was read stays in memory in place of
+    one that is asked for less, for its size and by more than a fraction `rho`; how often it is asked for decays by
+    `alpha` with every epoch of so many rows.
 
     With `granularity="tuple"` rows for partitions in memory are answered as they come. With `"block"` they wait for a
     block of their like first; `"auto"` goes block by block while more than `h_mark` blocks of rows wait to be taken up,
@@ -87,7 +87,7 @@ class Partitioned(LookupJoin):
         store: Store,
         relation: RelationReader,
         *,
-        wait: float = 0.2,
+        wait: float = 0.3,
         n_invoke: int = 3000,
         r_wb: float = 0.4,
         rho: float = 0.25,
@@ -146,8 +146,9 @@ class Partitioned(LookupJoin):
         self._use(self._make_memory(left - share))
 
     def _wait_room(self, left: int, least: int) -> int:
-        """Of so many bytes, those for the rows that wait."""
-        return min(left, max(least, int(self.budget.total * self._wait_share)))
+        """Of so many bytes, those for the rows that wait; where buffers take most of a small budget, half of them."""
+        share = min(self.budget.total * self._wait_share, left * max(0.5, self._wait_share))
+        return min(left, max(least, int(share)))
 
     def _make_memory(self, room: int) -> JoinMemory:
         columns = self.answers.plans[1].sources
@@ -252,7 +253,7 @@ class Partitioned(LookupJoin):
         whole = self._busy + self._idle
         if whole >= max_delay:
             if self._idle < _SCARCE * whole:
-                self._patience = min(_LONGEST * max_delay, 1.5 * self._patience)
+                self._patience = min(_LONGEST * max_delay, _LONGER * self._patience)
             elif self._idle > _SPARE * whole:
                 self._patience = max(max_delay, self._patience / 1.25)
             self._busy = self._idle = 0.0
@@ -336,11 +337,15 @@ class Partitioned(LookupJoin):
         return None
 
     def _is_due(self) -> bool:
+        """Rows that have waited for `max_delay` are answered when the join is polled and none is arriving, or at
+        `wake_at`. New rows hold them up for as long again at most: whoever took none in while one partition after the
+        other is read would have all of them come at once, and be late for all of them again.
+        """
         if not self._wait.rows:
             return False
         wake = self.wake_at()
         return bool(self._wait.part_rows.max() >= self._n_invoke) or (
-            wake is not None and round(wake * 1e6) <= self.answers.now
+            wake is not None and round((wake + self._patience) * 1e6) <= self.answers.now
         )
 
     def wake_at(self) -> float | None:

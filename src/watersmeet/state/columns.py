@@ -411,31 +411,52 @@ def _adjoining(rows: Int32) -> bool:
     return len(rows) > 1 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
+class ArrowColumn:
+    """The values of an Arrow array of a stored type, made ready to be gathered again and again."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+        self._type = array.type
+        self._offset: Any = _offset_of(array.type)
+        self._width = 0 if self._offset else _byte_width(array.type)
+        self._word = _WORDS.get(self._width)
+        self._ready = bool(len(array)) and not array.null_count and bool(self._offset or self._width)
+        if not self._ready:
+            return
+        buffers, start, end = array.buffers(), array.offset, array.offset + len(array)
+        if self._offset:
+            self._starts = np.frombuffer(buffers[1], self._offset)[start : end + 1]
+            filled = buffers[2] is not None and buffers[2].size
+            self._values: NDArray[Any] = np.frombuffer(buffers[2] if filled else b"\0", np.uint8)
+        elif self._word is None:
+            self._values = np.frombuffer(buffers[1], np.uint8)[start * self._width :]
+        else:
+            self._values = np.frombuffer(buffers[1], self._word)[start:end]
+
+    def gather(self, rows: Int32) -> pa.Array:
+        """Some values, in half the time that Arrow takes for it."""
+        count = len(rows)
+        if not self._ready or not count:
+            return self._array.take(pa.array(rows))
+        if self._offset:
+            offsets, offset_buffer = _output((count + 1) * self._starts.itemsize)
+            offsets = offsets.view(self._offset)
+            total = int(kernels.measure_strings(self._starts, rows, offsets))
+            out, buffer = _output(total)
+            if total:
+                kernels.take_strings(self._starts, self._values, rows, offsets, out)
+            return pa.Array.from_buffers(self._type, count, [None, offset_buffer, buffer], 0)
+        out, buffer = _output(count * self._width)
+        if self._word is None:
+            kernels.take_wide(self._values, self._width, rows, out)
+        else:
+            kernels.take(self._values, rows, out.view(self._word))
+        return pa.Array.from_buffers(self._type, count, [None, buffer], 0)
+
+
 def gathered(array: pa.Array, rows: Int32) -> pa.Array:
-    """Some values of an Arrow array of a stored type, in half the time that Arrow takes for it."""
-    type_ = array.type
-    offset: Any = _offset_of(type_)
-    width = 0 if offset else _byte_width(type_)
-    if array.null_count or not len(rows) or not (offset or width):
-        return array.take(pa.array(rows))
-    buffers = array.buffers()
-    if offset:
-        source = np.frombuffer(buffers[1], offset)[array.offset : array.offset + len(array) + 1]
-        offsets, offset_buffer = _output((len(rows) + 1) * source.itemsize)
-        offsets = offsets.view(offset)
-        total = int(kernels.measure_strings(source, rows, offsets))
-        out, buffer = _output(total)
-        if total:
-            kernels.take_strings(source, np.frombuffer(buffers[2], np.uint8), rows, offsets, out)
-        return pa.Array.from_buffers(type_, len(rows), [None, offset_buffer, buffer], 0)
-    out, buffer = _output(len(rows) * width)
-    word = _WORDS.get(width)
-    if word is None:
-        values = np.frombuffer(buffers[1], np.uint8)[array.offset * width :]
-        kernels.take_wide(values, width, rows, out)
-    else:
-        kernels.take(np.frombuffer(buffers[1], word)[array.offset : array.offset + len(array)], rows, out.view(word))
-    return pa.Array.from_buffers(type_, len(rows), [None, buffer], 0)
+    """Some values of an Arrow array of a stored type."""
+    return ArrowColumn(array).gather(rows)
 
 
 def _offset_of(type_: pa.DataType) -> Any:

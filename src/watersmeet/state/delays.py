@@ -43,6 +43,9 @@ class Delays:
 
     def add(self, microseconds: NDArray[np.int64]) -> None:
         """So long some rows have waited."""
+        if len(microseconds) and microseconds.min() == microseconds.max():  # those that came together
+            self.add_same(microseconds[0] / 1e6, len(microseconds))
+            return
         waited = np.maximum(microseconds, 0)
         buckets = np.minimum((_STEPS * np.log2(waited + 1.0)).astype(np.int64), _BUCKETS - 1)
         self._counts += np.bincount(buckets, minlength=_BUCKETS)
@@ -50,7 +53,7 @@ class Delays:
 
     def add_same(self, seconds: float, count: int) -> None:
         """So many rows have all waited equally long."""
-        waited = max(0, int(seconds * 1e6))
+        waited = max(0, round(seconds * 1e6))
         self._counts[min(int(_STEPS * np.log2(waited + 1.0)), _BUCKETS - 1)] += count
         self._total += waited * count
 

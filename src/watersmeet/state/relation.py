@@ -31,6 +31,7 @@ from watersmeet.kernels import hash_index
 from watersmeet.spill.pins import Pin, Pins
 from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.spill.store import Store
+from watersmeet.state.columns import ArrowColumn
 from watersmeet.state.partitions import PartitionMap
 from watersmeet.state.places import PlaceCodec
 from watersmeet.state.side import Probe
@@ -372,6 +373,7 @@ class RelationSegment:
         self._heads = segment.array("heads")
         self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self._small: dict[int, bool] = {}
+        self._ready: list[ArrowColumn | None] = [None] * len(self.columns)
 
     @property
     def buckets(self) -> int:
@@ -406,7 +408,10 @@ class RelationSegment:
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         """One stored column's values for some rows."""
-        return self.columns[column].take(pa.array(rows))
+        ready = self._ready[column]
+        if ready is None:
+            ready = self._ready[column] = ArrowColumn(self.columns[column])
+        return ready.gather(rows)
 
     def release(self) -> None:
         """Let the mapped pages leave this process's memory until they are read again."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output
-from watersmeet.state.columns import gathered
+from watersmeet.state.columns import ArrowColumn
 from watersmeet.state.stored_types import from_stored, stored_type, to_stored
 
 Int32 = NDArray[np.int32]
@@ -119,9 +119,13 @@ class BatchRows:
 
     def __init__(self, columns: Sequence[pa.Array]) -> None:
         self._columns = columns
+        self._ready: list[ArrowColumn | None] = [None] * len(columns)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
-        return gathered(self._columns[column], rows)
+        ready = self._ready[column]
+        if ready is None:
+            ready = self._ready[column] = ArrowColumn(self._columns[column])
+        return ready.gather(rows)
 
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         widths += value_widths(self._columns[column])[rows]
