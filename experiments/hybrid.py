@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from experiments.hybrid_stream import bursty_keys
 from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict, always
 from experiments.papers import HYBRID
+from watersmeet.core.events import Step
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
@@ -19,14 +20,17 @@ from watersmeet.drivers.simulate import simulate
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.sources.schedules import Schedule
+from watersmeet.sources.traces import Quarters, bursty
 from watersmeet.spill.store import MemoryStore
+from watersmeet.state.delays import Delays
 from watersmeet.state.relation_changes import StoredRelation
 
 PAPER = "Hybrid joins"
 JOINS = ("meshjoin", "range", "hash")
 _NEVER = 1e9
 """The thesis's joins do nothing in a silence: they wait for their buffers to fill."""
-_QUANTUM = 0.1
+_QUANTUM = 0.5
+"""Seconds, at full scale and no less than a fifth of that, within which rows are handed over together."""
 
 
 def _rows(keys: np.ndarray, width: int) -> pa.Table:
@@ -42,13 +46,35 @@ def _keys(scale: float) -> int:
 
 
 @cache
-def _relation(scale: float, partition: str) -> StoredRelation:
+def _relation(scale: float, partition: str, segment: int) -> StoredRelation:
     rows = max(1000, int(HYBRID.relation_bytes * scale) // HYBRID.relation_row)
     keys = np.random.default_rng(6).integers(0, _keys(scale), rows)
-    design = {"theta": max(2000, int(HYBRID.segment * scale)), "partition": partition}
+    design = {"theta": max(2000, int(segment * scale)), "partition": partition}
     if partition == "hash":
         design["partitions"] = HYBRID.buckets
     return StoredRelation.in_memory(_rows(keys, HYBRID.relation_row), ("key",), memory=2 << 30, **design)
+
+
+class _Measuring:
+    """An operator whose delays are counted from some time on."""
+
+    def __init__(self, operator: MeshJoin | Partitioned, begin: float) -> None:
+        self._operator = operator
+        self._begin = begin
+        self._begun = False
+        self.hits = 0
+        """Before that time."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """As the operator does."""
+        if not self._begun and now >= self._begin:
+            self._begun = True
+            self._operator.answers.delays = Delays()
+            self.hits = self._operator.hits
+        return self._operator.poll(now, fuel)
 
 
 def run(
@@ -58,20 +84,22 @@ def run(
     rate: int = HYBRID.rate,
     memory: int = HYBRID.memory,
     bias: float = HYBRID.bias,
+    segment: int = HYBRID.segment,
 ) -> Measured:
     """One run. Sizes, keys, the run's length and the disk's seeks are scaled: so rates mean what they do in full."""
-    seconds = HYBRID.seconds * scale
-    times, keys = bursty_keys(
-        int(rate * seconds), seconds, _keys(scale), bias, HYBRID.quadrants,
-        max(64, int(HYBRID.longest_interval * scale)), seed,
-    )  # fmt: skip
+    seconds, begin = HYBRID.seconds * scale, HYBRID.warm_up * scale
+    most = max(64, int(HYBRID.longest_interval * scale))
+    times, keys = bursty(rate, seconds, bias, _keys(scale), Quarters(*HYBRID.quarters), most, seed)
     stream = _rows(keys, HYBRID.stream_row)
-    relation = _relation(scale, "hash" if join == "hash" else "range")
+    relation = _relation(scale, "hash" if join == "hash" else "range", segment)
     spec = LookupSpec(stream.schema, relation.schema, lookup_conditions("key", relation.on), output=Output.COUNTS)
     size, store = int(memory * scale), MemoryStore()
+    # Each read is counted as one access: where a segment is longer than what lies side by side it takes more.
+    accesses = max(1.0, float(np.ceil(relation.latest.nbytes.mean() / scale / HYBRID.basic_window)))
     cost = CostModel().with_disk(
-        seek=HYBRID.seek * scale, latency=HYBRID.latency * scale, bandwidth=HYBRID.bandwidth, page=HYBRID.page_bytes
-    )
+        seek=HYBRID.seek * scale * accesses, latency=HYBRID.latency * scale * accesses,
+        bandwidth=HYBRID.bandwidth, page=HYBRID.page_bytes,
+    )  # fmt: skip
     operator: MeshJoin | Partitioned
     if join == "meshjoin":
         operator = MeshJoin(spec, size, store, relation.reading())
@@ -84,18 +112,23 @@ def run(
             n_invoke=max(2, int(HYBRID.n_invoke * scale)), r_wb=HYBRID.r_wb, rho=HYBRID.rho, alpha=HYBRID.alpha,
             max_delay=None,
         )  # fmt: skip
-    trace = simulate(operator, Schedule([stream], [times]), cost=cost, wait=_NEVER, quantum=_QUANTUM)
+    watched: Any = _Measuring(operator, begin)
+    trace = simulate(watched, Schedule([stream], [times]), cost=cost, wait=_NEVER, quantum=_QUANTUM * max(0.2, scale))
+    first = int(np.searchsorted(trace.time, begin))
+    last = int(np.searchsorted(trace.time, trace.last_arrival, side="right")) - 1
+    rows = max(1, int(np.count_nonzero(times >= begin)))
     # Rows that came while the operator was busy waited before it knew of them: their number over time, by Little's law.
-    outside = float(np.sum(trace.input_buffer[:-1] * np.diff(trace.time))) / max(1, len(keys))
-    at_end = int(trace.input_buffer[np.searchsorted(trace.time, trace.last_arrival, side="right") - 1])
-    figures = operator.figures()
+    outside = float(np.sum(trace.input_buffer[first:-1] * np.diff(trace.time[first:]))) / rows
+    disk, cpu = (float(series[-1] - series[max(0, first - 1)]) / scale for series in (trace.disk, trace.cpu))
     return Measured(
         {
             "delay": operator.answers.delays.mean + outside,
-            "disk": float(trace.disk[-1]) / scale,
-            "cpu": float(trace.cpu[-1]) / scale,
-            "backlog": at_end / max(1, len(keys)),
-            "from memory": figures["hits"] / max(1, len(keys)),
+            "disk": disk,
+            "cpu": cpu,
+            "system": disk + cpu,
+            "backlog": int(trace.input_buffer[last]) / max(1, len(keys)),
+            "processed": (len(keys) - int(trace.input_buffer[last])) / scale,
+            "from memory": (operator.hits - watched.hits) / rows,
             "pairs": float(trace.total),
         },
         {"buffered": _sampled(trace.time / scale, trace.input_buffer / scale, HYBRID.seconds)},
@@ -111,13 +144,20 @@ def _name(join: str, **what: object) -> str:
     return " ".join([join, *(str(value) for value in what.values())])
 
 
-_RATES = {_name(join, rate=rate): Cell(run, join=join, rate=rate) for join in JOINS for rate in HYBRID.rates}
+def _cell(join: str, **changed: float) -> Cell:
+    """A run that differs from the usual one: what is as usual is not said, so that equal runs are run once."""
+    usual = {"rate": HYBRID.rate, "memory": HYBRID.memory, "bias": HYBRID.bias, "segment": HYBRID.segment}
+    return Cell(run, join=join, **{name: value for name, value in changed.items() if value != usual[name]})
+
+
+_RATES = {_name(join, rate=rate): _cell(join, rate=rate) for join in JOINS for rate in HYBRID.rates}
 _MEMORY = {
-    _name(join, memory=memory // 10**6): Cell(run, join=join, memory=memory)
-    for join in JOINS
-    for memory in HYBRID.memories
+    _name(join, memory=memory // 10**6): _cell(join, memory=memory) for join in JOINS for memory in HYBRID.memories
 }
-_BIAS = {_name(join, bias=bias): Cell(run, join=join, bias=bias) for join in JOINS for bias in HYBRID.biases}
+_SEGMENTS = {
+    _name("meshjoin", segment=segment / 1e6): _cell("meshjoin", segment=segment) for segment in HYBRID.segments
+}
+_BIAS = {_name(join, bias=bias): _cell(join, bias=bias) for join in JOINS for bias in HYBRID.biases}
 
 
 def _tenfold(results: Results) -> Verdict:
@@ -158,6 +198,45 @@ def _cpu(results: Results) -> Verdict:
     return always("range least", least)
 
 
+def _system(results: Results) -> Verdict:
+    shares = {
+        f"{rate}/s": results.median(f"range {rate}", "system")
+        / min(results.median(f"{join} {rate}", "system") for join in ("meshjoin", "hash"))
+        for rate in HYBRID.rates
+    }
+    verdict = always("range least", {case: share < 1 for case, share in shares.items()})
+    least, most = min(shares.values()), max(shares.values())
+    return Verdict(verdict.holds, f"{least:.2f} to {most:.2f} of the next; {verdict.measured}")
+
+
+def _processed(results: Results) -> Verdict:
+    growth = {join: results.ratio(f"{join} 2500", f"{join} 1500", "processed").median for join in JOINS}
+    holds = growth["meshjoin"] < 1.15 and all(growth[join] > 1.5 for join in ("range", "hash"))
+    return Verdict(holds, ", ".join(f"{ratio:.2f}x {join}" for join, ratio in growth.items()) + ", 2,500/s to 1,500/s")
+
+
+def _valley(results: Results) -> Verdict:
+    delays = [results.median(f"meshjoin {rate}", "delay") for rate in HYBRID.rates]
+    lowest = int(np.argmin(delays))
+    falls, rises = lowest > 0, lowest < len(delays) - 1
+    text = ", ".join(f"{delay:.0f} s at {rate}/s" for rate, delay in zip(HYBRID.rates, delays, strict=True))
+    return Verdict(falls and rises, text)
+
+
+def _who_is_sooner(results: Results) -> Verdict:
+    ratios = {rate: results.ratio(f"range {rate}", f"hash {rate}", "delay").median for rate in HYBRID.rates}
+    holds = all(ratio < 1 if rate < 1500 else ratio > 1 for rate, ratio in ratios.items() if rate != 1500)
+    text = ", ".join(f"{ratio:.2f} at {rate}/s" for rate, ratio in ratios.items())
+    return Verdict(holds, f"delay by range, of that by hash: {text}")
+
+
+def _best_segment(results: Results) -> Verdict:
+    disk = {segment: results.median(_name("meshjoin", segment=segment / 1e6), "disk") for segment in HYBRID.segments}
+    best = min(disk, key=lambda segment: disk[segment])
+    text = ", ".join(f"{seconds:.0f} s with {segment / 1e6:g} MB" for segment, seconds in disk.items())
+    return Verdict(1_000_000 <= best <= 2_000_000, text)
+
+
 def _falls(results: Results, cells: Sequence[str]) -> bool:
     delays = [results.median(cell, "delay") for cell in cells]
     return delays[-1] < delays[0]
@@ -183,7 +262,12 @@ def _rate_panels(results: Results) -> list[Panel]:
         Panel("delay", "rows per second", "mean delay, s", lines("delay"), log_y=True),
         Panel("disk", "rows per second", "disk time, s", lines("disk"), log_y=True),
         Panel("processor", "rows per second", "CPU time, s", lines("cpu"), log_y=True),
-    ]
+        Panel("disk and processor", "rows per second", "time, s", lines("system"), log_y=True),
+        Panel("processed", "rows per second", "rows", lines("processed")),
+        Panel("before the join at 1,500/s", "seconds", "rows waiting", {
+            join: results.curve(f"{join} 1500", "buffered") for join in JOINS
+        }),
+    ]  # fmt: skip
 
 
 EXPERIMENTS = [
@@ -201,9 +285,34 @@ EXPERIMENTS = [
             Claim("range-disk", "Partitions by range need about a tenth of the disk time of partitions by hash.",
                   "an order of magnitude less", _disk),
             Claim("range-cpu", "Partitions by range need the least CPU time.", "least", _cpu),
+            Claim("range-system", "Partitions by range need the least time of disk and processor together.",
+                  "significantly less", _system),
+            Claim("mesh-processed", "Beyond 1,500 rows per second MESHJOIN processes no more rows, the others do.",
+                  "almost fixed", _processed),
+            Claim("mesh-delay", "MESHJOIN's delay falls with the rate as long as it keeps up, and rises then.",
+                  "falls, and rises from 1,200/s on", _valley),
+            Claim("hash-sooner", "Below 1,500 rows per second partitions by range answer sooner, above it by hash.",
+                  "they change places near 1,500/s", _who_is_sooner),
         ],
         _rate_panels,
         key=True,
+    ),
+    Experiment(
+        "hybrid-buffer",
+        "figure 6.6",
+        PAPER,
+        "A stream and a relation: MESHJOIN's reads",
+        _SEGMENTS,
+        [
+            Claim("best-buffer", "MESHJOIN needs the least disk time when it reads 1 to 2 MB at once.",
+                  "minimal within 1-2 MB", _best_segment),
+        ],
+        lambda results: [
+            Panel("disk", "MB read at once", "disk time, s", {"meshjoin": results.sweep(
+                [segment / 1e6 for segment in HYBRID.segments],
+                [_name("meshjoin", segment=segment / 1e6) for segment in HYBRID.segments], "disk",
+            )})
+        ],
     ),
     Experiment(
         "hybrid-memory",

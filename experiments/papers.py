@@ -168,12 +168,18 @@ class Hybrid:
     alpha: float = 0.3
     bias: float = 0.6
     seconds: float = 0.8 * 3600
-    rates: tuple[int, ...] = (500, 1000, 1500, 2000, 2500)
+    warm_up: float = 360.0
+    """Seconds after which measuring begins."""
+    rates: tuple[int, ...] = (500, 1000, 1200, 1500, 2000, 2500)
     rate: int = 1000
     memories: tuple[int, ...] = (20_000_000, 40_000_000, 60_000_000)
+    segments: tuple[int, ...] = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000)
+    """Of the relation, as MESHJOIN reads it."""
+    basic_window: int = 2_000_000
+    """Bytes that lie side by side on the disk; for each more the head moves."""
     biases: tuple[float, ...] = (0.5, 0.6, 0.7)
-    quadrants: tuple[float, float, float, float] = (0.6, 0.1, 0.1, 0.2)
-    """Of PQRS: early and low, early and high, late and low, late and high; the thesis gives none."""
+    quarters: tuple[float, float, float, float] = (0.6, 0.1, 0.1, 0.2)
+    """Of PQRS: early and low, late and low, early and high, late and high; the thesis gives none."""
     longest_interval: int = 70_000
     """Tuples of a mini-interval."""
     seek: float = 0.0054
