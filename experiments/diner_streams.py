@@ -128,12 +128,12 @@ def _weather() -> tuple[Int64, Int64]:
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
 
-def arriving(keys: Sequence[Int64], seed: int, delay: float = 0.0) -> Schedule:
+def arriving(keys: Sequence[Int64], seed: int, delay: float = 0.0, gap: float = DINER.gap) -> Schedule:
     """Keys that come at random; with a delay, in ten fragments with a silence after each, as a part of its length."""
     times = [
-        fragments(len(mine), DINER.fragments, DINER.gap, delay, seed=1000 * seed + side)
+        fragments(len(mine), DINER.fragments, gap, delay, seed=1000 * seed + side)
         if delay
-        else poisson(len(mine), 1 / DINER.gap, 1000 * seed + side)
+        else poisson(len(mine), 1 / gap, 1000 * seed + side)
         for side, mine in enumerate(keys)
     ]
     return Schedule([pa.table({"key": mine}) for mine in keys], times)

@@ -177,6 +177,8 @@ class Experiment:
     """Whether its picture belongs into the page of results."""
     fixed: bool = False
     """Whether nothing is random in it, so that one seed tells all."""
+    note: str = ""
+    """What a reader should know about its scale or its data, in a sentence or two."""
 
     @property
     def names(self) -> list[str]:

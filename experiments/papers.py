@@ -79,9 +79,11 @@ class Diner:
     memory_share: float = 0.05
     gap: float = 0.001
     """Seconds between two tuples of one input, on average, exponential. The paper gives a rate of 0.1 without a unit.
-    It must be one in 0.1 ms: 100,000 tuples come in ten periods of 10 s (figure 15), RPJ's input buffer grows to 40,000
-    of them (table 3), and steady inputs are said to have no silences, which at 10 ms would be longer than 25 ms more
-    than a thousand times."""
+    With 1 ms, 100,000 tuples come in the ten periods of 10 s that figure 15 divides a transmission into, RPJ's input
+    buffer can grow to 40,000 of them (table 3), and steady inputs have no silences, as the paper says of them."""
+    other_gap: float = 0.010
+    """What the rate means if its unit is the millisecond, in which the paper gives its only other time. Then steady
+    inputs fall silent for longer than 25 ms more than a thousand times. `diner-gap` shows both."""
     partitions: int = 16
     """Of the joins by hash; the paper does not say."""
     fan_in: int = 10

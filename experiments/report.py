@@ -184,7 +184,9 @@ def _section(outcome: Outcome, path: Path) -> str:
     lines = [
         f"## {experiment.id}: {experiment.title}",
         "",
-        f"{experiment.paper}, {experiment.figure}. Scale {outcome.scale:g}, {seeds}.",
+        " ".join(
+            [f"{experiment.paper}, {experiment.figure}. Scale {outcome.scale:g}, {seeds}.", experiment.note]
+        ).strip(),
         "",
         "| claim | paper | measured | holds? |",
         "|---|---|---|---|",

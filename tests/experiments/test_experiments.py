@@ -21,7 +21,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 RPJ = ["rpj-8", "rpj-9", "rpj-10", "rpj-11", "rpj-12", "rpj-flush"]
 DINER = ["diner-7/8", "diner-9", "diner-10", "diner-11/12", "diner-13", "diner-14", "diner-15", "diner-16", "diner-17"]
-RPJ_AND_DINER = [*RPJ, *DINER, "diner-18", "diner-19"]
+RPJ_AND_DINER = [*RPJ, *DINER, "diner-18", "diner-19", "diner-gap"]
 
 
 @pytest.fixture

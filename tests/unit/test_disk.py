@@ -19,6 +19,8 @@ from watersmeet.state.ledger import Stretch
 from watersmeet.state.side import Layout, SideTable
 
 TYPES = (pa.int64(), pa.string())
+WHOLE = 1 << 30
+"""More rows than a partition has: all of them."""
 
 
 class Spilled:
@@ -49,7 +51,7 @@ class Spilled:
         values = self.table.gather(0, rows).to_pylist()
         hashes, ticks = self.table.hashes(rows).tolist(), self.table.ticks(rows).tolist()
         order = np.argsort(hashes, kind="stable").tolist() if by_hash else range(len(rows))
-        self.disk.flush(self.table, [part], self.tick, page_bytes, by_hash)
+        self.disk.flush(self.table, [(part, WHOLE)], self.tick, page_bytes, by_hash)
         self.on_disk[part] += [(values[i], hashes[i], ticks[i], self.tick) for i in order]
 
     def flush_both(self, page_bytes: int = 400) -> None:
@@ -59,7 +61,7 @@ class Spilled:
             rows = self.table.rows_of(part)
             columns = self.table.gather(0, rows).to_pylist(), self.table.hashes(rows), self.table.ticks(rows)
             self.on_disk[part] += [(v, int(h), int(t), self.tick) for v, h, t in zip(*columns, strict=True)]
-        self.disk.flush(self.table, [0, 1], self.tick, page_bytes)
+        self.disk.flush(self.table, [(0, WHOLE), (1, WHOLE)], self.tick, page_bytes)
 
     def check(self, disk: DiskSide | None = None) -> None:
         """Every row is read at its ordinal, from wherever one begins."""
@@ -152,6 +154,30 @@ def test_stays_tell_arrival_departure_and_ordinal() -> None:
     assert stay.arrived.tolist() == [spilled.on_disk[0][i][2] for i in (27, 25, 27)]
     assert stay.departed.tolist() == [42] * 3
     assert stay.hash is not None and stay.hash.tolist() == [spilled.on_disk[0][i][1] for i in (27, 25, 27)]
+
+
+def test_the_oldest_rows_of_a_partition_leave_in_whole_blocks_and_the_others_stay() -> None:
+    spilled = Spilled()
+    spilled.put(70)
+    values = spilled.table.gather(0, spilled.table.rows_of(0)).to_pylist()
+    spilled.tick += 1
+    assert spilled.disk.flush(spilled.table, [(0, 20)], spilled.tick, 400) == [32], (
+        "two blocks of 16; rows came one by one"
+    )
+    assert spilled.table.gather(0, spilled.table.rows_of(0)).to_pylist() == values[32:]
+    assert spilled.table.gather(1, spilled.table.rows_of(0)).to_pylist() == [
+        f"row {value // 10}" for value in values[32:]
+    ]
+    assert [value for value, _, _ in read_all(spilled.disk, 0)] == values[:32]
+    left_at, arrivals = spilled.tick, np.array([1, 32, spilled.tick + 1])
+    spilled.put(5)
+    spilled.tick += 1
+    assert spilled.disk.flush(spilled.table, [(0, 40)], spilled.tick, 400) == [left_at + 5], "the open block goes, too"
+    assert not spilled.table.rows and spilled.disk.rows == [75, 0]
+    assert spilled.disk.rows_before(0, arrivals).tolist() == [0, 0, 32]
+    assert spilled.disk.rows_before(0, np.array([spilled.tick + 1])).tolist() == [75]
+    spilled.table.check()
+    spilled.disk.check()
 
 
 def test_a_stretch_across_runs_is_one() -> None:

@@ -90,7 +90,7 @@ class Bench:
         self.tick += len(hashes) + 1
         self.numbers[side] += len(hashes)
         self.hashes[side].extend(hashes)
-        self.disks[side].flush(table, [0], self.tick, self.page_bytes, by_hash=True)
+        self.disks[side].flush(table, [(0, table.rows)], self.tick, self.page_bytes, by_hash=True)
 
     def merge(self, fan_in: int) -> Merge:
         self.tick += 1

@@ -267,6 +267,31 @@ def test_optimal_flush_keeps_what_the_faster_input_looks_for() -> None:
     assert run.join.disks[0].total_rows > 0
 
 
+def test_a_flush_takes_no_more_of_the_last_partition_than_it_should() -> None:
+    """Once one partition has most of the memory, a tenth of the rows in memory is a part of it."""
+    run = driver(RPJ)
+    run.fill(1_000)
+    join = run.join
+    block = join.sizing.layout.block_rows
+    partial = 0
+    while run.at[0] < ROWS:
+        before = np.array([table.part_rows for table in join.tables])
+        flushes = [disk.total_rows for disk in join.disks]
+        for side in (LEFT, RIGHT):
+            run.arrive(side, 50)
+            run.work_off()
+        left = sum(disk.total_rows for disk in join.disks) - sum(flushes)
+        if left:
+            assert left <= 2 * (np.ceil(0.1 * (before.sum() + 100)) + block), (
+                "one or two flushes, each a block too large"
+            )
+            moved = [disk.total_rows - was for disk, was in zip(join.disks, flushes, strict=True)]
+            partial += any(moved) and bool((np.array([t.part_rows for t in join.tables])[before > 2 * block] > 0).all())
+    assert partial
+    run.end()
+    assert run.pairs == run.expected
+
+
 @pytest.mark.parametrize("kind", [HMJ, RPJ, XJoin])
 def test_an_unknown_flush_policy_is_refused(kind: type[Any]) -> None:
     with pytest.raises(SpecError, match="no flush policy 'random'"):

@@ -96,7 +96,7 @@ def half_spilled(on_disk: int, in_memory: int, memory: int = 128 * KIB) -> Drive
     assert isinstance(driven.join, XJoin)
     driven.arrive(LEFT, [7] * on_disk)
     driven.settle(10_000)
-    driven.join.flush(LEFT, [part_of(driven.join, 7)])
+    driven.join.flush(LEFT, driven.join.whole(LEFT, [part_of(driven.join, 7)]))
     driven.arrive(RIGHT, [7] * in_memory)
     driven.settle(10_000)
     assert driven.join.disks[LEFT].total_rows == on_disk and driven.join.tables[RIGHT].rows == in_memory

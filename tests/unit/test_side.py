@@ -57,6 +57,14 @@ class Twin:
             del self.rows[row]
         self.table.drop(part)
 
+    def drop_oldest(self, part: int, count: int) -> None:
+        rows = self.table.oldest(part, count)
+        assert len(rows) >= min(count, self.table.part_rows[part])
+        assert rows.tolist() == self.table.rows_of(part)[: len(rows)].tolist()
+        for row in rows.tolist():
+            del self.rows[row]
+        self.table.drop_oldest(part, len(rows))
+
     def check(self, wanted: Any, capacity: int = 64) -> None:
         """Look up hashes and compare with a search through all rows, in order: newest first."""
         found = look_up(self.table, wanted, capacity)
@@ -141,6 +149,7 @@ def test_a_dropped_partition_is_found_no_more_and_the_others_are() -> None:
         st.one_of(
             st.tuples(st.just("put"), st.lists(st.integers(0, 40), min_size=1, max_size=40)),
             st.tuples(st.just("drop"), st.integers(0, 3)),
+            st.tuples(st.just("drop oldest"), st.integers(0, 30)),
             st.tuples(st.just("trim"), st.integers(0, 20_000)),
         ),
         max_size=15,
@@ -153,10 +162,53 @@ def test_any_history_leaves_what_it_should(moves: list[tuple[str, Any]]) -> None
             twin.put(hashes_of(what))
         elif move == "drop":
             twin.drop(what)
+        elif move == "drop oldest":
+            twin.drop_oldest(what % 4, what)
         else:
             twin.table.trim(what)
         twin.table.check()
     twin.check(hashes_of(np.arange(45)))
+
+
+VALUES = {
+    "strings": (pa.string(), lambda i: None if i % 7 == 0 else "x" * (i * 37 % 90)),
+    "some longer than a chunk": (pa.string(), lambda i: f"{i} " * (700 if i % 11 == 0 else i % 5)),
+    "nested": (pa.list_(pa.int64()), lambda i: None if i % 9 == 0 else list(range(i % 6))),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_the_oldest_rows_leave_and_give_the_memory_of_their_values_back(kind: str) -> None:
+    type_, value = VALUES[kind]
+    budget = Budget(4 * MIB)
+    table = SideTable((type_, type_), budget, Layout(1, 8, 1024), "left")
+    at_first = budget.used
+    held: list[list[int]] = [[], []]
+    rng = np.random.default_rng(8)
+    number = 0
+    for _ in range(60):
+        count = int(rng.integers(1, 30))
+        numbers = range(number, number + count)
+        number += count
+        hashes = hashes_of(rng.integers(0, 50, count), bits=1)
+        parts = table.parts_of(hashes)
+        columns = [pa.array([value(i + more) for i in numbers], type_) for more in (0, 5)]
+        assert table.reserve(parts, columns)
+        table.append(hashes, parts, columns, np.array(numbers) + 1)
+        for part in (0, 1):
+            held[part] += [i for i, mine in zip(numbers, parts, strict=True) if mine == part]
+            gone = table.oldest(part, int(rng.integers(0, 30)))
+            table.drop_oldest(part, len(gone))
+            del held[part][: len(gone)]
+            rows = table.rows_of(part)
+            for column, more in ((0, 0), (1, 5)):
+                assert table.gather(column, rows).to_pylist() == [value(i + more) for i in held[part]]
+        table.check()
+    for part in (0, 1):
+        table.drop_oldest(part, len(table.oldest(part, len(held[part]))))
+    table.trim(4 * MIB)
+    index = 4 * len(table._heads)
+    assert not table.rows and budget.used <= at_first + index
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 64, 100_000])

@@ -260,8 +260,8 @@ class MergingJoin(SpillingJoin):
         return parts
 
     def _bring_all_to_disk(self, parts: Sequence[int]) -> None:
-        for side, table in enumerate(self.tables):
-            held = [part for part in parts if table.part_rows[part]]
+        for side in (0, 1):
+            held = self.whole(side, parts)
             if held:
                 self.flush(side, held)
 

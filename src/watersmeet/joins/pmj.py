@@ -188,16 +188,16 @@ class PMJ(MergingJoin):
             return self._range_lookup(portion)
         if not left.part_rows[portion] or not right.part_rows[portion]:
             return None
-        sides = [TableRows(table, table.rows_by_hash(portion)) for table in (left, right)]
+        sides = [TableRows(table, table.in_order(table.rows_of(portion))) for table in (left, right)]
         words = [table.hashes(side.numbers) for table, side in zip((left, right), sides, strict=True)]
         return self._meeting.lookup((words[LEFT], []), (words[RIGHT], []), Between(LEFT, sides[LEFT], sides[RIGHT]))
 
     def _range_lookup(self, portion: int) -> Lookup:
         assert isinstance(self.codec, RangeCodec)
         left, right = (self._sorted_side(side) for side in (LEFT, RIGHT))
-        right.rows_by_hash()  # sorts it
+        right.in_order(right.rows_of())  # sorts it
         start = portion * self.sizing.pairs
-        rows = left.rows_by_hash()[start : start + self.sizing.pairs]
+        rows = left.in_order(left.rows_of())[start : start + self.sizing.pairs]
         tags = [left.gather(len(left.types) - 1, rows)] if self.codec.tagged else []
         between = Between(LEFT, TableRows(left, rows), right)
         return RangeLookup(self.codec.probe(left.hashes(rows), tags), right, between)

@@ -321,10 +321,10 @@ class PromisedState(XJoin):
             return True
         return super()._flush_one(spared)
 
-    def _flush_now(self, side: int, parts: list[int]) -> None:
-        for part in parts:
+    def _flush_now(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
+        for part, _ in portions:
             self._remember_part(side, part)
-        super()._flush_now(side, parts)
+        super()._flush_now(side, portions)
 
     def forget(self, side: int, part: int) -> None:
         """Drop a partition from memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,8 +46,7 @@ class RPJ(MergingJoin):
     - New arrivals wait for one row's matches at most. A visit ends there, and the next one goes on in the same place; a
       merge is set aside and goes on in the next silence, before any other task. In the paper an arrival waits for the
       whole task: `prompt=False` does that.
-    - Partitions leave memory whole. Where the optimal flush wants a part of one, the partition goes if that is at least
-      half of it.
+    - Of a partition that is flushed in part, the oldest rows go, in blocks of the table: a few more than asked for.
     - Runs are sorted by the hash of the key, not by the key, and a time unit of the statistics is a number of arrivals.
     - A merging operation is a task of its own: after each one the best task is chosen anew.
     - In figure 7, line 7, each visit's own time must be compared with the departure, not the last one's.
@@ -97,11 +97,25 @@ class RPJ(MergingJoin):
         self.statistics.arrived(side, counts)
         self.expected.arrived(side, counts, np.array(self.disks[1 - side].rows))
 
-    def flush(self, side: int, parts: list[int]) -> None:
-        """Move partitions from memory to disk."""
-        super().flush(side, parts)
-        for part in parts:
-            self.expected.flushed(side, part)
+    def flush(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
+        """Move the oldest rows of partitions from memory to disk, and with them what is expected of them."""
+        shares = [self._share_of_unmet(side, part, count) for part, count in portions]
+        super().flush(side, portions)
+        for (part, _), share in zip(portions, shares, strict=True):
+            self.expected.flushed(side, part, share)
+
+    def _share_of_unmet(self, side: int, part: int, count: int) -> float:
+        """What part of the pairs that a memory partition has not found on disk are those of its oldest rows.
+
+        A row has not met what had left the other side's memory before it came, unless a visit has come around since.
+        """
+        table = self.tables[side]
+        if count >= table.part_rows[part]:
+            return 1.0
+        ticks = table.ticks(table.rows_of(part))
+        unmet = self.disks[1 - side].rows_before(part, ticks) * (ticks > self._visits.last_around(side, part))
+        everything = int(unmet.sum())
+        return float(unmet[: len(table.oldest(part, count))].sum() / everything) if everything else 1.0
 
     def forget(self, side: int, part: int) -> None:
         """Drop a partition from memory."""

@@ -43,6 +43,8 @@ class SpillingJoin(ProgressiveJoin):
         history.set_aside(max(_LEAST_HISTORY, memory // 256, records))
         self.ledger = Ledger(partitions, history)
         self.statistics = PartitionStatistics(partitions)
+        self.left_at = np.zeros((2, partitions), np.int64)
+        """When rows of a side and partition last left memory; `gone` says up to which arrival they have."""
         self._flush_policy = flush_policy(flush)
 
     def must_keep(self, side: int) -> bool:
@@ -57,20 +59,12 @@ class SpillingJoin(ProgressiveJoin):
         rows = self._rows_in_memory(spared)
         if not rows.any():
             return False
-        victims = self._flush_policy.victims(rows, self.statistics)
-        wanted = sum(victim.rows for victim in victims)
-        leaving: tuple[list[int], list[int]] = ([], [])
-        gone = 0
-        for victim in victims:
-            # Partitions leave memory whole: what a policy wants of one goes with the rest of it, or stays. It stays
-            # only if enough has gone without it: otherwise the next rows would have to flush again, in tiny runs.
-            whole = int(rows[victim.side, victim.part])
-            if whole and (2 * victim.rows >= whole or 2 * gone < wanted):
-                leaving[victim.side].append(victim.part)
-                gone += whole
-        for side, parts in enumerate(leaving):
-            if parts:
-                self.flush(side, parts)
+        leaving: tuple[list[tuple[int, int]], ...] = ([], [])
+        for victim in self._flush_policy.victims(rows, self.statistics):
+            leaving[victim.side].append((victim.part, victim.rows))
+        for side, portions in enumerate(leaving):
+            if portions:
+                self.flush(side, portions)
         return True
 
     def _rows_in_memory(self, spared: frozenset[tuple[int, int]]) -> NDArray[np.int64]:
@@ -79,24 +73,32 @@ class SpillingJoin(ProgressiveJoin):
             rows[side, part] = 0
         return rows
 
-    def flush(self, side: int, parts: list[int]) -> None:
-        """Move partitions from memory to disk."""
+    def flush(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
+        """Move the oldest rows of partitions from memory to disk: at least so many of each, in whole blocks."""
         self.clock += 1
-        self._flush_now(side, parts)
+        self._flush_now(side, portions)
 
-    def _flush_now(self, side: int, parts: list[int]) -> None:
-        self.disks[side].flush(self.tables[side], parts, self.clock, self.sizing.page_bytes, self.sorted_runs)
-        self.gone[side][parts] = self.clock
+    def _flush_now(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
+        disk, table = self.disks[side], self.tables[side]
+        latest = disk.flush(table, portions, self.clock, self.sizing.page_bytes, self.sorted_runs)
+        for (part, _), arrived in zip(portions, latest, strict=True):
+            self.gone[side][part] = arrived
+            self.left_at[side][part] = self.clock
+
+    def whole(self, side: int, parts: Sequence[int]) -> list[tuple[int, int]]:
+        """All rows that partitions have in memory, for `flush`; empty ones are left out."""
+        rows = self.tables[side].part_rows
+        return [(part, int(rows[part])) for part in parts if rows[part]]
 
     def last_departure(self, side: int, part: int) -> int:
         """The last tick at which a row left this partition's memory for the disk."""
-        return int(self.gone[side][part])
+        return int(self.left_at[side][part])
 
     def flush_together(self, parts: Sequence[int]) -> None:
         """Move both sides of partitions from memory to disk, at one tick."""
         self.clock += 1
-        for side, table in enumerate(self.tables):
-            held = [part for part in parts if table.part_rows[part]]
+        for side in (0, 1):
+            held = self.whole(side, parts)
             if held:
                 self._flush_now(side, held)
 
@@ -107,6 +109,11 @@ class SpillingJoin(ProgressiveJoin):
         for part in range(self.sizing.layout.partitions):
             if not self.disks[side].rows[part]:
                 self.forget(other, part)
+
+    def forget(self, side: int, part: int) -> None:
+        """Drop a partition from memory: its rows are on disk, or can find no more partners."""
+        super().forget(side, part)
+        self.left_at[side][part] = self.clock
 
     def drop_partition(self, part: int) -> None:
         """Forget a partition whose pairs have all been emitted."""
@@ -150,6 +157,7 @@ class SpillingJoin(ProgressiveJoin):
             "disks": [disk.to_state() for disk in self.disks],
             "ledger": self.ledger.to_state(),
             "statistics": self.statistics.to_state(),
+            "left_at": self.left_at.tolist(),
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
@@ -157,3 +165,4 @@ class SpillingJoin(ProgressiveJoin):
             disk.load(saved)
         self.ledger.load(state["ledger"])
         self.statistics.load(state["statistics"])
+        self.left_at = np.array(state["left_at"], np.int64)

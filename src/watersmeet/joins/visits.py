@@ -113,6 +113,10 @@ class Visits:
         met: Bool = (on_disk[parts] == 0) | (ticks <= self._visited_at[side][parts])
         return met
 
+    def last_around(self, side: int, part: int) -> int:
+        """When the last visit began that has met all that was on disk; 0 if there was none."""
+        return int(self._visited_at[side, part])
+
     def may_begin(self, side: int, part: int) -> bool:
         """Whether there is memory to remember a visit."""
         return self._join.ledger.try_reserve(side, part, _MOST_ENTRIES if self._join.sorted_runs else 2)

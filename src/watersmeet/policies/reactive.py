@@ -78,10 +78,14 @@ class ExpectedResults:
         """Rows came, so many in each partition, while so many lay on the other side's disk."""
         self.md[side] += counts * other_disk
 
-    def flushed(self, side: int, part: int) -> None:
-        """A partition went from memory to disk: what its visits have not found is left to merging."""
-        self.dd[part] += self.md[side, part]
-        self.md[side, part] = 0.0
+    def flushed(self, side: int, part: int, share: float = 1.0) -> None:
+        """Rows of a partition went from memory to disk: what their visits have not found is left to merging.
+
+        They had this share of what was expected of the partition.
+        """
+        leaves = share * self.md[side, part]
+        self.dd[part] += leaves
+        self.md[side, part] -= leaves
 
     def forgotten(self, side: int, part: int) -> None:
         """A partition left memory for good."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from watersmeet.kernels import gather as kernels
 from watersmeet.memory import Reservation
-from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.arena import Arena
+from watersmeet.state.heap import Heap
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -54,6 +55,10 @@ class Column(Protocol):
 
     def drop(self, part: int) -> None:
         """Free what a partition's rows hold beyond their own bytes."""
+        ...
+
+    def keep(self, part: int, rows: Int32) -> None:
+        """Free what rows of a partition hold so, but for these."""
         ...
 
     def release(self, start: int, stop: int) -> None:
@@ -182,6 +187,9 @@ class FixedColumn:
     def drop(self, part: int) -> None:
         pass
 
+    def keep(self, part: int, rows: Int32) -> None:
+        pass
+
     def release(self, start: int, stop: int) -> None:
         width = 1 if self._word else self._width
         self._values.release(start * width, stop * width)
@@ -189,65 +197,6 @@ class FixedColumn:
 
     def trim(self, size: int) -> int:
         return 0
-
-
-class Heap:
-    """Room for byte strings: equal chunks, each owned by one partition; a string longer than a chunk gets several."""
-
-    def __init__(self, capacity: int, chunk: int, partitions: int, claim: Reservation, huge_pages: bool) -> None:
-        self.chunk = chunk
-        self._arena = Arena(np.uint8, -(-capacity // chunk) * chunk, huge_pages)
-        self.bytes: NDArray[np.uint8] = self._arena.array
-        self._pool = Pool(chunk, -(-capacity // chunk), claim, self._release)
-        self._owned: list[list[int]] = [[] for _ in range(partitions)]
-        self.positions = np.zeros(partitions, np.int64)
-        self.ends = np.zeros(partitions, np.int64)
-        self._room = np.zeros(partitions, np.int64)
-
-    def reserve(self, lengths: Int64, parts: Int32) -> bool:
-        """Make sure that rows with strings of these lengths fit."""
-        chunks, outsize = kernels.chunks_needed(lengths, parts, self.positions, self.ends, self.chunk, self._room)
-        return self._pool.reserve(int(chunks)) and self._pool.reserve_runs(int(outsize))
-
-    def place(self, lengths: Int64, parts: Int32) -> Int64:
-        """Where the strings of each row begin. A row's strings lie together, so that how well chunks are filled does
-        not depend on how many rows come at once.
-        """
-        starts = np.empty(len(parts), np.int64)
-        slots = self._pool.peek()
-        owners = np.empty(len(slots), np.int32)
-        fresh = np.asarray(slots, np.int64) * self.chunk
-        taken, too_long = kernels.place_bytes(
-            lengths, parts, self.positions, self.ends, self.chunk, fresh, owners, starts
-        )
-        for slot, owner in zip(self._pool.take(int(taken)), owners, strict=False):
-            self._owned[owner].append(slot)
-        if too_long:
-            for i in np.flatnonzero(starts < 0):
-                size = -(-int(lengths[i]) // self.chunk)
-                first = self._pool.take_run(size)
-                self._owned[parts[i]].extend(range(first, first + size))
-                starts[i] = first * self.chunk
-        return starts
-
-    def drop(self, part: int) -> None:
-        """Free a partition's chunks."""
-        self._pool.give_back(self._owned[part])
-        self._owned[part] = []
-        self.positions[part] = self.ends[part] = 0
-
-    def trim(self, size: int) -> int:
-        """Give free chunks back to the budget."""
-        return self._pool.trim(size)
-
-    def check(self) -> None:
-        """Assert that every chunk is owned once."""
-        self._pool.check()
-        owned = [slot for slots in self._owned for slot in slots]
-        assert len(owned) == len(set(owned)) == self._pool.in_use
-
-    def _release(self, slot: int) -> None:
-        self._arena.release(slot * self.chunk, (slot + 1) * self.chunk)
 
 
 class BytesColumn:
@@ -290,6 +239,17 @@ class BytesColumn:
 
     def drop(self, part: int) -> None:
         pass
+
+    def keep(self, part: int, rows: Int32) -> None:
+        pass
+
+    def chunks(self, rows: Int32) -> Int64:
+        """The heap's chunks in which the values of some rows lie."""
+        rows = rows[self._lengths.array[rows] > 0]
+        starts = self._starts.array[rows]
+        first, last = (at // self._heap.chunk for at in (starts, starts + self._lengths.array[rows] - 1))
+        long = np.flatnonzero(last > first)
+        return np.concatenate([first, *(np.arange(first[i], last[i] + 1) for i in long)])
 
     def release(self, start: int, stop: int) -> None:
         self._starts.release(start, stop)
@@ -388,6 +348,23 @@ class ObjectColumn:
         for number in self._owned[part]:
             self._claim.shrink(self._pieces.pop(number)[2])
         self._owned[part] = []
+
+    def keep(self, part: int, rows: Int32) -> None:
+        for number in self._owned[part]:
+            piece, mine, held = self._pieces[number]
+            kept = np.flatnonzero(np.isin(mine, rows))
+            if len(kept) == len(mine):
+                continue
+            del self._pieces[number]
+            self._claim.shrink(held)
+            if len(kept):
+                piece, mine = piece.take(pa.array(kept)), mine[kept]
+                # Some of what was there takes no more than all of it; Arrow may round a buffer up.
+                size = min(held, _piece_bytes(piece))
+                self._claim.grow(size)
+                self._pieces[number] = (piece, mine, size)
+                self._places.array[mine] = (number << 32) + np.arange(len(mine))
+        self._owned[part] = [number for number in self._owned[part] if number in self._pieces]
 
     def release(self, start: int, stop: int) -> None:
         self._places.release(start, stop)

@@ -230,10 +230,19 @@ class DiskSide:
         """All rows on disk."""
         return sum(self.rows)
 
-    def flush(self, table: SideTable, parts: Sequence[int], tick: int, page_bytes: int, by_hash: bool = False) -> None:
-        """Move the rows of partitions from the table to new runs; nothing has changed if the disk refuses."""
-        portions = [table.rows_by_hash(part) if by_hash else table.rows_of(part) for part in parts]
-        self.write_runs(table, parts, portions, tick, page_bytes, table.drop)
+    def flush(
+        self, table: SideTable, portions: Sequence[tuple[int, int]], tick: int, page_bytes: int, by_hash: bool = False
+    ) -> list[int]:
+        """Move the oldest rows of partitions from the table to new runs, at least so many of each, in whole blocks of
+        the table; returns when the newest of each arrived. Nothing has changed if the disk refuses.
+        """
+        leaving = {part: table.oldest(part, count) for part, count in portions}
+        latest = [int(table.ticks(rows[-1:])[0]) for rows in leaving.values()]
+        rows = [table.in_order(rows) if by_hash else rows for rows in leaving.values()]
+        self.write_runs(
+            table, list(leaving), rows, tick, page_bytes, lambda part: table.drop_oldest(part, len(leaving[part]))
+        )
+        return latest
 
     def write_runs(
         self,
@@ -319,6 +328,12 @@ class DiskSide:
         found = self._catalogues[part]
         departed: Int64 = np.asarray(found.flush_ticks)[np.searchsorted(found.flush_firsts, ordinals, side="right") - 1]
         return departed
+
+    def rows_before(self, part: int, ticks: Int64) -> Int64:
+        """How many rows had left memory before each tick."""
+        found = self._catalogues[part]
+        firsts = np.array([*found.flush_firsts, found.rows], np.int64)
+        return firsts[np.searchsorted(found.flush_ticks, ticks)]
 
     def stay(self, part: int, page: Page, rows: Int32) -> Stay:
         """When some rows of a page were in memory."""

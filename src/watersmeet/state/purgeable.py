@@ -151,6 +151,10 @@ class PurgeableTable(SideTable):
             rows = rows[self._dead.array[rows] == 0]
         return rows[np.argsort(self.ticks(rows), kind="stable")] if self._moved[part] else rows
 
+    def oldest(self, part: int, count: int) -> Int32:
+        """All of a partition's row numbers: where rows may have been taken out, it leaves whole."""
+        return self.rows_of(part)
+
     def all_rows(self) -> Int32:
         """The numbers of all rows."""
         found = [self.rows_of(part) for part in np.flatnonzero(self.part_rows).tolist()]

@@ -5,7 +5,8 @@ partition 0:  block 3 ─ block 7 ─ block 8(open)        each block: `block_ro
 partition 1:  block 0 ─ block 5(open)                  rows of a partition lie in the order of their arrival
 ```
 
-A partition is dropped whole, and its blocks are used again by any partition. Nothing is ever copied to make room.
+A partition is dropped whole, or its oldest blocks are, and the blocks are used again by any partition. Nothing is ever
+copied to make room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from watersmeet.kernels import hash_index
 from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
 from watersmeet.state.arena import Arena, Pool
-from watersmeet.state.columns import Column, Heap, estimated_width, make_column
+from watersmeet.state.columns import Column, estimated_width, make_column
+from watersmeet.state.heap import Heap
 from watersmeet.state.stored_rows import StoredRows
 
 Int32 = NDArray[np.int32]
@@ -289,9 +291,20 @@ class SideTable(StoredRows):
         spans = [np.arange(first, first + count, dtype=np.int32) for first, count in self.spans(part)]
         return np.concatenate(spans) if spans else np.empty(0, np.int32)
 
-    def rows_by_hash(self, part: int) -> Int32:
-        """A partition's row numbers in the order of their hashes; those of one hash in the order of their arrival."""
-        rows = self.rows_of(part)
+    def oldest(self, part: int, count: int) -> Int32:
+        """The row numbers of a partition's oldest rows, in the order of their arrival: as many whole blocks as have at
+        least `count` of them.
+        """
+        found, rows = [np.empty(0, np.int32)], 0
+        for first, size in self.spans(part):
+            if rows >= count:
+                break
+            found.append(np.arange(first, first + size, dtype=np.int32))
+            rows += size
+        return np.concatenate(found)
+
+    def in_order(self, rows: Int32) -> Int32:
+        """Row numbers in the order of their hashes; those of one hash stay in theirs."""
         return rows[np.argsort(self.hashes(rows), kind="stable")]
 
     def latest_tick(self, part: int) -> int:
@@ -332,6 +345,28 @@ class SideTable(StoredRows):
         self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
         for owner in owners:
             self._drop_values(owner)
+
+    def drop_oldest(self, part: int, count: int) -> None:
+        """Forget the oldest rows of a partition, which are whole blocks of it."""
+        if count == self.part_rows[part]:
+            self.drop(part)
+            return
+        blocks = 0
+        left = count
+        for _, size in self.spans(part):
+            if left <= 0:
+                break
+            left -= size
+            blocks += 1
+        assert left == 0, "a block leaves whole"
+        self.rows -= count
+        self.part_rows[part] -= count
+        self._blocks.give_back(self._owned[part][:blocks])
+        del self._owned[part][:blocks]
+        # Chains go from the newest row to the oldest: where they are to be cut is known only by building them anew.
+        self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
+        self._relink(part)
+        self._keep_values(part, self.rows_of(part))
 
     def _release_block(self, block: int) -> None:
         start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows

@@ -22,7 +22,8 @@ from watersmeet.kernels import sorted_runs
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Budget
 from watersmeet.state.arena import Arena, Pool
-from watersmeet.state.columns import Column, Heap, estimated_width, make_column
+from watersmeet.state.columns import Column, estimated_width, make_column
+from watersmeet.state.heap import Heap
 from watersmeet.state.rows import value_widths
 from watersmeet.state.side import Layout
 from watersmeet.state.stored_rows import StoredRows
@@ -244,7 +245,11 @@ class SortedSide(StoredRows):
         """How many rows there are, as one partition."""
         return np.array([self.rows])
 
-    def rows_by_hash(self, part: int = 0) -> Int32:
+    def oldest(self, part: int, count: int) -> Int32:
+        """All row numbers: they leave together."""
+        return self.rows_of()
+
+    def in_order(self, rows: Int32) -> Int32:
         """All row numbers in the order of their words; those of one word in the order of their arrival."""
         if self.rows and not self.index.lengths:
             self.fit_index()
@@ -310,6 +315,11 @@ class SortedSide(StoredRows):
         self._order = []
         self.rows = 0
         self.index.clear()
+
+    def drop_oldest(self, part: int, count: int) -> None:
+        """Forget all rows."""
+        assert count == self.rows, "rows leave together"
+        self.drop()
 
     def _free(self, blocks: list[int]) -> None:
         self._blocks.give_back(blocks)

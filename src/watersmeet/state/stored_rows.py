@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.state.arena import Arena, Pool
-from watersmeet.state.columns import Column, Heap
+from watersmeet.state.columns import BytesColumn, Column
+from watersmeet.state.heap import Heap
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -50,3 +51,11 @@ class StoredRows:
         self._heap.drop(owner)
         for column in self._columns:
             column.drop(owner)
+
+    def _keep_values(self, owner: int, rows: Int32) -> None:
+        """Free the strings and nested values of one owner's rows, but for these."""
+        strings = [column.chunks(rows) for column in self._columns if isinstance(column, BytesColumn)]
+        if strings:
+            self._heap.keep(owner, np.unique(np.concatenate(strings)))
+        for column in self._columns:
+            column.keep(owner, rows)

@@ -23,7 +23,8 @@ from watersmeet.kernels import hash_index, window_index
 from watersmeet.kernels.window_index import WORDS
 from watersmeet.memory import Budget
 from watersmeet.state.arena import Arena, Pool
-from watersmeet.state.columns import Column, Heap, estimated_width, make_column
+from watersmeet.state.columns import Column, estimated_width, make_column
+from watersmeet.state.heap import Heap
 from watersmeet.state.side import Layout, Probe
 
 Int32 = NDArray[np.int32]
