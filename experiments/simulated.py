@@ -28,9 +28,10 @@ PAIRS = 2048
 """Pairs found at once: the more, the fewer steps the simulator takes."""
 STORED_BYTES = 16
 """Of a row on a page, when pairs are only counted: its hash and its tick."""
-ROWS_OF_A_PARTITION = 600
-"""In memory, both sides together: with fewer, flushing a few of them writes next to nothing and costs a seek each."""
-_RECORDS = 4
+ROWS_OF_A_PARTITION = 200
+"""In memory, both sides together, at least: not of the papers. With fewer, flushing a few of them writes next to
+nothing and costs a seek each; in little memory, more make RPJ a little better, and HMJ and XJoin worse."""
+_RECORDS = 8
 """Bytes set aside for each input row, for the records of what was spilled and visited: no paper counts these."""
 _BYTES_A_ROW = 48
 """Where the search for the memory begins."""

@@ -101,3 +101,25 @@ def test_regions_never_overlap_and_enough_leave(
     again = Regions()
     again.load(regions.to_state())
     assert again.to_state() == regions.to_state()
+
+
+def test_flushes_that_follow_on_each_other_go_by_what_was_counted_before_the_first() -> None:
+    """Values rise, so the lower region brings nothing; a second flush with no row in between must not take the upper
+    one, which comes first where nothing is known.
+    """
+    regions, words = Regions(), np.arange(100)
+    nobody = np.zeros(100, np.bool_)
+    regions.choose(words, nobody, 10)
+    regions.settle(words, 10)
+    regions.joins[:] = 0, 50, 50
+    regions.seen = 20
+    assert regions.choose(words, nobody, 10).leave.tolist() == list(range(10))
+    regions.settle(words[10:], 10)
+    saved = regions.to_state()
+    assert regions.choose(words[10:], nobody[10:], 10).leave.tolist() == list(range(10)), "the lowest of what is left"
+    regions.settle(words[20:], 10)
+    regions.seen = 20
+    assert regions.choose(words[20:], nobody[20:], 10).leave.tolist() == list(range(70, 80)), "rows came and met nobody"
+    again = Regions()
+    again.load(saved)
+    assert again.choose(words[10:], nobody[10:], 10).leave.tolist() == list(range(10))

@@ -95,3 +95,15 @@ def test_nothing_sought_or_nothing_there(size: int) -> None:
     one.insert(np.array([1]), np.array([0], np.int32))
     assert look_up(empty, [1] * size, 1, 4, 4) == []
     assert len(look_up(one, [1] * size, 1, 4, 4)) == size
+
+
+def test_rows_that_were_in_memory_together_are_left_out() -> None:
+    index = SortedRuns()
+    index.insert(np.array([5, 5, 5]), np.arange(3, dtype=np.int32))
+    arrived, departed = np.array([1, 4, 9]), np.array([3, 8, 20])
+    probe = RangeProbe(np.array([5, 5]), np.array([5, 5]), np.array([5, 5]))
+    probe.arrived, probe.departed = np.array([2, 8]), np.array([7, 9])
+    out = np.empty(8, np.int32), np.empty(8, np.int32)
+    found, visited = index.probe(probe, 100, *out, row_arrived=arrived, row_departed=departed)
+    pairs = set(zip(out[0][:found].tolist(), out[1][:found].tolist(), strict=True))
+    assert pairs == {(0, 2), (1, 0), (1, 1), (1, 2)} and visited >= 6

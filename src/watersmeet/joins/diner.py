@@ -31,6 +31,8 @@ Int64 = NDArray[np.int64]
 _BLOCKS_IN_MEMORY = 8
 """A disk block holds about this part of the memory: each flush moves the rows that stay, so it should be worth it."""
 _BLOCKS_OF_OUTER = 1
+_INNER = 8
+"""This part of the memory holds the inner pages of the clean-up."""
 _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
 
@@ -128,6 +130,8 @@ class Diner(ProgressiveJoin):
         """Where the loop keeps the outer blocks it has loaded, by side."""
         self._slack = self.budget.reservation("slack")
         self._slack.grow((memory - self.sizing.buffers) // _SLACK)
+        self._inner = self.budget.reservation("inner pages")
+        self._inner_pages = 1
         self.regions = (Regions(), Regions())
         self.loop = Loop(self.disks)
         self.resident = Resident(self)
@@ -170,6 +174,8 @@ class Diner(ProgressiveJoin):
     ) -> Lookup:
         """Look rows up in the other side's index, and note whose join bits are to be set."""
         mine, other = self.regions[side], self.regions[1 - side]
+        mine.seen += len(hashes)
+        other.seen += len(hashes)
         own, table = self.side(side), self.side(1 - side)
         back = self.resident.table if self.resident.is_of(1 - side) else None
         rows = source.numbers if isinstance(source, TableRows) else None
@@ -317,7 +323,7 @@ class Diner(ProgressiveJoin):
         if not self._settled:
             self._settle_memory()
         if self.loop.unmet:
-            return NestedLoop(self, None)
+            return NestedLoop(self, None, self._inner_pages)
         self.loop.forget_loaded(self.outers)
         for disk in self.disks:
             self.saver.discard(disk.drop())
@@ -335,6 +341,13 @@ class Diner(ProgressiveJoin):
                 self.forget(side, 0)
         self.trim_all()
         self._settled = True
+        self._claim_inner_pages()
+
+    def _claim_inner_pages(self) -> None:
+        """With all the memory, some is for more than one inner page at a time: each is gone through once."""
+        page = self.sizing.page_bytes
+        if max(self.pairs.widest) <= page and self._inner.try_grow(max(0, self.budget.total // _INNER - page)):
+            self._inner_pages = max(1, self.budget.total // _INNER // page)
 
     # --- checks and snapshots ---
 
@@ -381,6 +394,8 @@ class Diner(ProgressiveJoin):
         self.loop.load(state["loop"])
         self.resident.restore(state["resident"])
         self._settled = state["settled"]
+        if self._settled:
+            self._claim_inner_pages()
         for side in (0, 1):
             self.side(side).run_lengths = list(state["runs"][side])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from watersmeet.core.errors import BudgetError
 from watersmeet.memory import format_bytes
 from watersmeet.state.blocks import SortedBlocks
-from watersmeet.state.ledger import NOT_ON_DISK, Ledger, Stay
+from watersmeet.state.ledger import NOT_ON_DISK, Stay
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pages import Page
 from watersmeet.state.pairs import Between
@@ -155,9 +155,11 @@ class NestedLoop:
     values are all too far from those of the outer blocks has met them without being read.
     """
 
-    def __init__(self, join: Diner, most_blocks: int | None) -> None:
+    def __init__(self, join: Diner, most_blocks: int | None, pages_at_once: int = 1) -> None:
         self._join = join
         self._most_blocks = most_blocks
+        self._pages_at_once = pages_at_once
+        """Inner pages that are looked up together; memory for them was claimed."""
         self._page = 0
         self._loading: int | None = None
         """Outer blocks that are in memory while others are still to come."""
@@ -181,7 +183,7 @@ class NestedLoop:
             return self.lookup.work(join.pairs, fuel, join.meter)
         if self.lookup is not None:
             self.lookup = None
-            self._page += 1
+            self._page += self._pages
             if self._page == len(join.disks[loop.inner][loop.current].page_ends):
                 self._end_inner_block()
             return 1
@@ -241,23 +243,33 @@ class NestedLoop:
 
     # --- inner pages ---
 
+    @property
+    def _pages(self) -> int:
+        """How many inner pages are at hand."""
+        loop = self._join.loop
+        left = len(self._join.disks[loop.inner][loop.current].page_ends) - self._page
+        return min(left, self._pages_at_once)
+
     def _open_page(self) -> None:
         join, loop = self._join, self._join.loop
-        page = join.disks[loop.inner].read(loop.current, self._page)
+        page = join.disks[loop.inner].read_some(loop.current, self._page, self._pages)
         table = join.outers[loop.outer]
         self._read = page
         probe = join.codec.probe(page.hashes, page.columns)
-        self.lookup = RangeLookup(probe, table, Between(loop.inner, BatchRows(page.columns), table), self._fresh)
+        # Pairs that were in memory together, most of all, are not even found.
+        probe.arrived, probe.departed = np.array(page.ticks), np.full(len(page), page.departed)
+        fresh = self._fresh if join.resident.was_used else None
+        self.lookup = RangeLookup(probe, table, Between(loop.inner, BatchRows(page.columns), table), fresh)
 
     def _fresh(self, probes: Int32, rows: Int32) -> Bool:
-        """Which pairs did not meet in memory, neither while both stayed nor after one came back."""
+        """Which pairs did not meet after one of them had come back."""
         page = self._read
         assert page is not None
         table = self._join.outers[self._join.loop.outer]
         nowhere = np.full(len(probes), NOT_ON_DISK)
         stays = [Stay(table.ticks(rows), table.departed(rows), nowhere)] * 2
         stays[self._join.loop.inner] = Stay(page.ticks[probes], np.full(len(probes), page.departed), nowhere)
-        return ~(Ledger.together(*stays) | self._join.resident.met(*stays))
+        return ~self._join.resident.met(*stays)
 
     def finish(self) -> None:
         """Nothing has to be read for now."""
@@ -268,12 +280,13 @@ class NestedLoop:
     def to_state(self) -> dict[str, Any]:
         """The loop for a snapshot."""
         place = None if self.lookup is None else self.lookup.place(self._join.pairs)
-        return {"kind": "loop", "most": self._most_blocks, "page": self._page, "place": place}
+        at_once = self._pages_at_once
+        return {"kind": "loop", "most": self._most_blocks, "at_once": at_once, "page": self._page, "place": place}
 
     @classmethod
     def resumed(cls, join: Diner, state: dict[str, Any]) -> NestedLoop:
         """A loop that a snapshot was taken of."""
-        task = cls(join, state["most"])
+        task = cls(join, state["most"], state["at_once"])
         task._page = state["page"]
         if state["page"] or state["place"] is not None:
             join._task = task  # making room must not take the blocks that are being loaded

@@ -358,8 +358,11 @@ class ProgressiveJoin(ABC):
     def _work(self, fuel: int) -> int:
         """One stretch of work with an empty pair buffer; returns the fuel used, 0 if there is nothing to do."""
         if self._task is not None and self._task.done:
+            reactive = not isinstance(self._task, Arrival) and not all(self._closed)
             self._task.finish()
             self._task = None
+            if reactive:
+                return fuel  # the driver may have rows that wait for the end of the task
         if self._task is None:
             self._task = self._next_task()
         elif self._arrivals_wait and not isinstance(self._task, Arrival):

@@ -42,6 +42,11 @@ class Resident:
         """Whether blocks of one side are in memory."""
         return self.table is not None and self._side == side
 
+    @property
+    def was_used(self) -> bool:
+        """Whether any blocks have ever come back."""
+        return self._departed >= 0
+
     def load(self, side: int) -> None:
         """Bring back as many blocks as fit, and leave some room for arrivals and for the loop."""
         join = self._join

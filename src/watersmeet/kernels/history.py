@@ -13,6 +13,12 @@ Int64 = NDArray[np.int64]
 
 
 @kernel
+def together(arrived: int, departed: int, other_arrived: int, other_departed: int) -> bool:
+    """Whether two rows were in memory at one tick."""
+    return arrived < other_departed and other_arrived < departed
+
+
+@kernel
 def covered(visits: Any, arrived: Int64, departed: Int64, ordinal: Int64, hashes: Int64, met: Any) -> None:
     """met[i] |= some visit has arrived[i] < tick < departed[i] and covered the row of this ordinal and hash; visits are
     ordered by tick.

@@ -22,13 +22,14 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from watersmeet.kernels.compile import kernel
+from watersmeet.kernels.history import together
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 ENTRY_BYTES = 24
 """Of each row in the index: its word and its number, once where they are and once where they are merged to."""
-_NO_TAGS = np.zeros(0, np.int64)
+_NONE = np.zeros(0, np.int64)
 
 
 def _bits_as_double(typing_context: Any, bits: Any) -> Any:
@@ -84,8 +85,8 @@ def first_not_below(words: Int64, start: int, wanted: int) -> int:
 
 @kernel
 def probe_run(
-    words: Int64, rows: Int32, row_tags: Int64,
-    sought: Int64, low: Int64, high: Int64, tags: Int64, order: Int32,
+    words: Int64, rows: Int32, row_tags: Int64, row_arrived: Int64, row_departed: Int64,
+    sought: Int64, low: Int64, high: Int64, tags: Int64, arrived: Int64, departed: Int64, order: Int32,
     in_doubles: bool, width: float, place: Int64, most: int, out_probe: Int32, out_row: Int32, found: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the rows of a run whose words lie within [low, high] of what is sought, until the buffers are full or about
@@ -93,10 +94,12 @@ def probe_run(
 
     `order` lists what is sought by rising words. `place` is where it stopped: how many of these are done, where in the
     run the next one is (-1: not looked for yet), and from where on to look for it. With tags, only rows of the same tag
-    are found. With doubles, only rows whose difference, as double arithmetic has it, is not more than `width`.
+    are found. With doubles, only rows whose difference, as double arithmetic has it, is not more than `width`. With
+    arrivals and departures, only rows that were not in memory together with the row that is sought for.
     """
     capacity = out_probe.shape[0]
     tagged = tags.shape[0] > 0
+    apart = arrived.shape[0] > 0
     many = words.shape[0]
     k, at, start = place[0], place[1], place[2]
     visited = 0
@@ -122,6 +125,9 @@ def probe_run(
             if close and in_doubles:
                 theirs = _as_double(words[at] ^ ((words[at] >> 63) & 0x7FFF_FFFF_FFFF_FFFF))
                 close = abs(mine - theirs) <= width
+            if close and apart:
+                row = rows[at]
+                close = not together(arrived[i], departed[i], row_arrived[row], row_departed[row])
             if close:
                 out_probe[found] = i
                 out_row[found] = rows[at]
@@ -160,9 +166,12 @@ class RangeProbe:
     """The words of the rows themselves."""
     low: Int64
     high: Int64
-    tags: Int64 = field(default_factory=lambda: _NO_TAGS)
+    tags: Int64 = field(default_factory=lambda: _NONE)
     in_doubles: bool = False
     width: float = 0.0
+    arrived: Int64 = field(default_factory=lambda: _NONE)
+    departed: Int64 = field(default_factory=lambda: _NONE)
+    """When the rows came and left memory, if those that were there together are to be left out."""
     order: Int32 = field(init=False)
     run: int = 0
     place: Int64 = field(default_factory=lambda: np.array([0, -1, 0]))
@@ -277,7 +286,14 @@ class SortedRuns:
         self._runs = []
 
     def probe(
-        self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32, row_tags: Int64 = _NO_TAGS
+        self,
+        probe: RangeProbe,
+        most: int,
+        out_probe: Int32,
+        out_row: Int32,
+        row_tags: Int64 = _NONE,
+        row_arrived: Int64 = _NONE,
+        row_departed: Int64 = _NONE,
     ) -> tuple[int, int]:
         """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited.
 
@@ -292,7 +308,8 @@ class SortedRuns:
                 break
             words, rows = self._runs[probe.run]
             found, more = probe_run(
-                words, rows, row_tags, probe.hashes, probe.low, probe.high, probe.tags, probe.order,
+                words, rows, row_tags, row_arrived, row_departed,
+                probe.hashes, probe.low, probe.high, probe.tags, probe.arrived, probe.departed, probe.order,
                 probe.in_doubles, probe.width, probe.place, most - visited, out_probe, out_row, found,
             )  # fmt: skip
             visited += more

@@ -18,6 +18,8 @@ Bool = NDArray[np.bool_]
 LOWER, MIDDLE, UPPER = 0, 1, 2
 _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _IN_A_TIE = (UPPER, LOWER, MIDDLE)
+_NEVER = float(np.finfo(np.float64).max)
+"""The benefit of a region that has nothing to give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Regions:
     ```
 
     The region with the fewest results a row is flushed from; if it has too few rows, the next one follows. Before the
-    first flush everything is the middle.
+    first flush everything is the middle. Where rows come in batches, several flushes may follow on each other: then
+    what was counted before the first of them holds for all.
 
     >>> regions = Regions()
     >>> words = np.arange(10)
@@ -55,25 +58,32 @@ class Regions:
         self.upper = _MOST
         self.divided = False
         self.joins = np.zeros(3, np.int64)
+        self.seen = 0
+        """Rows of either input that came since the last flush."""
         self._hand: int | None = None
+        self._known: list[float] | None = None
+        """The benefits at the last flush before which rows had come."""
 
     def benefits(self, words: Int64) -> tuple[list[float], tuple[int, int]]:
         """Results a row of each region, and where in the sorted words the middle begins and ends."""
         if not self.divided:
-            return [np.inf, 0.0, np.inf], (0, len(words))
+            return [_NEVER, 0.0, _NEVER], (0, len(words))
         begins = int(np.searchsorted(words, self.lower, side="right"))
         ends = max(begins, int(np.searchsorted(words, self.upper, side="left")))
         sizes = (begins, ends - begins, len(words) - ends)
-        values = [float(self.joins[i]) / size if size else np.inf for i, size in enumerate(sizes)]
+        values = [float(self.joins[i]) / size if size else _NEVER for i, size in enumerate(sizes)]
         return values, (begins, ends)
 
     def choose(self, words: Int64, joined: Bool, count: int) -> Choice:
         """Which of the sorted words are to leave, `count` of them if there are as many, given their join bits."""
         values, (begins, ends) = self.benefits(words)
+        if self.seen or self._known is None:
+            self._known = values
+        known = self._known
         leave: list[Int64] = []
         cleared = np.empty(0, np.int64)
         missing = min(count, len(words))
-        for region in sorted(_IN_A_TIE, key=lambda each: values[each]):
+        for region in sorted(_IN_A_TIE, key=lambda each: known[each]):
             if region == LOWER:
                 taken = np.arange(min(missing, begins))
             elif region == UPPER:
@@ -113,6 +123,7 @@ class Regions:
     def settle(self, words: Int64, count: int) -> None:
         """Divide the words that stay anew, so that the outer regions have about `count` rows, and begin to count."""
         self.joins[:] = 0
+        self.seen = 0
         self.divided = len(words) > 0
         if not self.divided:
             self.lower, self.upper = _LEAST, _MOST
@@ -126,11 +137,11 @@ class Regions:
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand]
+        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand, self.seen, self._known]
 
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's state."""
-        self.lower, self.upper, self.divided, joins, self._hand = state
+        self.lower, self.upper, self.divided, joins, self._hand, self.seen, self._known = state
         self.joins[:] = joins
 
 

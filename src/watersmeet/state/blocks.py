@@ -14,7 +14,7 @@ from watersmeet.core.cost import Meter
 from watersmeet.memory import Reservation
 from watersmeet.spill.segment import Segment
 from watersmeet.spill.store import Store
-from watersmeet.state.pages import Page, write_rows
+from watersmeet.state.pages import Page, joined, write_rows
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -100,6 +100,11 @@ class SortedBlocks:
         self._last.append(block.last)
         self._page_ends.extend(block.page_ends)
         self._first_pages.append(len(self._page_ends))
+
+    def read_some(self, number: int, page: int, count: int) -> Page:
+        """Some pages of a block, as one."""
+        pages = [self.read(number, page + i) for i in range(count)]
+        return pages[0] if count == 1 else joined(pages)
 
     def read(self, number: int, page: int) -> Page:
         """A page of a block."""

@@ -94,6 +94,14 @@ class Page:
         )
 
 
+def joined(pages: Sequence[Page]) -> Page:
+    """Pages that left memory at one time, one after the other, as one."""
+    first = pages[0]
+    columns = [pa.concat_arrays([page.columns[c] for page in pages]) for c in range(len(first.columns))]
+    hashes, ticks = (np.concatenate([getattr(page, name) for page in pages]) for name in ("hashes", "ticks"))
+    return Page(hashes, ticks, columns, first.first_ordinal, first.departed)
+
+
 def page_schema(types: Sequence[pa.DataType], merged: bool = False) -> pa.Schema:
     """The columns of a page."""
     ordinal = [("ordinal", pa.int64())] if merged else []

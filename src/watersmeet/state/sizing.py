@@ -99,7 +99,7 @@ class Sizing:
         if grain.partitions is not None:
             bits = grain.partitions.bit_length() - 1
         # Every partition of both sides has an open block and an open chunk: they may take a quarter of the memory.
-        share = rest // 4 // (2 << bits)
+        share = max(0, rest - 2 * (grain.records or 0)) // 4 // (2 << bits)
         rows = grain.table_rows or _power(_between(_LEAST_BLOCK_ROWS, share // 2 // max(row_bytes), 4096))
         return cls(pairs, output, page, buffered, cls._with_chunk(Layout(bits, rows, 0), share // 2))
 

@@ -36,7 +36,7 @@ _FIXED_BYTES = 17 + sorted_runs.ENTRY_BYTES
 _TAG_BYTES = 8
 _MOST_ROWS = 2**31 - 2
 _HUGE_PAGES_FROM = 512 * 1024 * 1024
-_NO_TAGS = np.zeros(0, np.int64)
+_NONE = np.zeros(0, np.int64)
 _BLOCKS = 40
 _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 8, 65_536
 _LEAST_CHUNK, _MOST_CHUNK = 256, 64 * 1024
@@ -353,8 +353,9 @@ class SortedSide(StoredRows):
 
     def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""
-        tags = _NO_TAGS if self._tags is None else self._tags.array
-        return self.index.probe(probe, most, out_probe, out_row, tags)
+        tags = _NONE if self._tags is None else self._tags.array
+        departed = _NONE if self._departed is None else self._departed.array
+        return self.index.probe(probe, most, out_probe, out_row, tags, self._ticks.array, departed)
 
     def joined(self, rows: Int32) -> NDArray[np.bool_]:
         """Which of some rows have their join bit set."""
