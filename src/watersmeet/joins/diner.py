@@ -133,6 +133,8 @@ class Diner(ProgressiveJoin):
         self._inner = self.budget.reservation("inner pages")
         self._inner_pages = 1
         self.regions = (Regions(), Regions())
+        self._counted = [False, False]
+        """Whether rows have come since a side's last flush."""
         self.loop = Loop(self.disks)
         self.resident = Resident(self)
         self._settled = False
@@ -174,8 +176,7 @@ class Diner(ProgressiveJoin):
     ) -> Lookup:
         """Look rows up in the other side's index, and note whose join bits are to be set."""
         mine, other = self.regions[side], self.regions[1 - side]
-        mine.seen += len(hashes)
-        other.seen += len(hashes)
+        self._counted = [True, True]
         own, table = self.side(side), self.side(1 - side)
         back = self.resident.table if self.resident.is_of(1 - side) else None
         rows = source.numbers if isinstance(source, TableRows) else None
@@ -228,7 +229,8 @@ class Diner(ProgressiveJoin):
             self._spill_all(side, rows, count)
             regions.settle(words[:0], count)
             return
-        choice = regions.choose(words, table.joined(rows), count)
+        choice = regions.choose(words, table.joined(rows), count, self._counted[side])
+        self._counted[side] = False
         table.clear_joined(rows[choice.cleared])
         self._spill(side, rows[choice.leave])
         regions.settle(table.index.sorted()[0], count)
@@ -384,6 +386,7 @@ class Diner(ProgressiveJoin):
             "loop": self.loop.to_state(),
             "resident": self.resident.to_state(),
             "regions": [regions.to_state() for regions in self.regions],
+            "counted": list(self._counted),
             "runs": [self.side(side).index.lengths for side in (0, 1)],
             "settled": self._settled,
         }
@@ -405,6 +408,7 @@ class Diner(ProgressiveJoin):
         # Going to the place of a look-up counts its results again, so the counts come last.
         for regions, saved in zip(self.regions, snapshot.state["regions"], strict=True):
             regions.load(saved)
+        self._counted = list(snapshot.state["counted"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         if state["kind"] == "loop":

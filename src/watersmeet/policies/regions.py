@@ -58,8 +58,6 @@ class Regions:
         self.upper = _MOST
         self.divided = False
         self.joins = np.zeros(3, np.int64)
-        self.seen = 0
-        """Rows of either input that came since the last flush."""
         self._hand: int | None = None
         self._known: list[float] | None = None
         """The benefits at the last flush before which rows had come."""
@@ -74,10 +72,13 @@ class Regions:
         values = [float(self.joins[i]) / size if size else _NEVER for i, size in enumerate(sizes)]
         return values, (begins, ends)
 
-    def choose(self, words: Int64, joined: Bool, count: int) -> Choice:
-        """Which of the sorted words are to leave, `count` of them if there are as many, given their join bits."""
+    def choose(self, words: Int64, joined: Bool, count: int, counted: bool = True) -> Choice:
+        """Which of the sorted words are to leave, `count` of them if there are as many, given their join bits.
+
+        If rows have not come since the last flush (`counted`), what was known then holds.
+        """
         values, (begins, ends) = self.benefits(words)
-        if self.seen or self._known is None:
+        if counted or self._known is None:
             self._known = values
         known = self._known
         leave: list[Int64] = []
@@ -123,7 +124,6 @@ class Regions:
     def settle(self, words: Int64, count: int) -> None:
         """Divide the words that stay anew, so that the outer regions have about `count` rows, and begin to count."""
         self.joins[:] = 0
-        self.seen = 0
         self.divided = len(words) > 0
         if not self.divided:
             self.lower, self.upper = _LEAST, _MOST
@@ -137,11 +137,11 @@ class Regions:
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand, self.seen, self._known]
+        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand, self._known]
 
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's state."""
-        self.lower, self.upper, self.divided, joins, self._hand, self.seen, self._known = state
+        self.lower, self.upper, self.divided, joins, self._hand, self._known = state
         self.joins[:] = joins
 
 
