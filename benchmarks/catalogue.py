@@ -13,6 +13,7 @@ from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.lookup import lookup
 from benchmarks.memory import memory
 from benchmarks.online import online
+from benchmarks.purge import purge
 from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
@@ -32,6 +33,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "lookup": lookup,
     "memory": memory,
     "online": online,
+    "purge": purge,
     "range": range_join,
     "start": start,
     "window": window,

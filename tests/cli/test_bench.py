@@ -25,6 +25,7 @@ PROMISED = [
     "lookup",
     "memory",
     "online",
+    "purge",
     "range",
     "start",
     "window",
@@ -136,6 +137,16 @@ def test_joins_of_stalling_sources_and_of_ranges_are_exact(
     assert 0 < found["delivered by then, best"] <= 100
     assert found["arriving, rpj beside xjoin"] > 0
     assert found["rows a second, diner"] > 0
+
+
+def test_a_day_of_news_is_joined_in_little_memory(tmp_path: Path) -> None:
+    found = {
+        record["metric"]: record["value"]
+        for record in records(tmp_path / "f.json", "purge", "--scale", "0.005", "--repeat", "1")
+    }
+    assert found["wrong results, rate"] == found["wrong results, memory"] == 0
+    assert found["spilled, rate"] == 0 and found["handed on, rate"] == 1000
+    assert found["most rows kept, memory"] <= found["most rows kept, rate"] < 1000
 
 
 def test_a_wrong_result_fails_the_run(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,6 +360,14 @@ def test_other_algorithms_take_the_rows_and_leave_the_punctuations() -> None:
     assert found.table().num_rows == 2
 
 
+def test_a_live_join_counts_broken_promises() -> None:
+    hits_source = wm.source([{"sno": 2}, Punctuation({"sno": 2}), {"sno": 2}])
+    result = wm.join(pa.table({"sno": [2, 3]}), hits_source, on="sno", memory="8 MiB", broken="count")
+    assert result.table().num_rows == 2
+    assert result.progress.promises is not None and result.progress.promises.broken == (0, 1)
+    assert "0 + 1 broke their promises" in str(result.progress)
+
+
 def test_a_live_join_reports_a_broken_promise() -> None:
     def rows() -> Any:
         yield {"sno": 1}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
 from watersmeet.checks.promised_cases import (
@@ -146,8 +147,6 @@ class PromisedRun(Run):
         return found & mine.valid
 
     def _hash_of(self, side: int, values: dict[str, object]) -> int:
-        import pyarrow as pa
-
         columns = [
             pa.array([values[name]], column.type)
             for name, column in zip(self._keys[side].names, self._keys[side].columns, strict=True)
@@ -186,8 +185,6 @@ def _common_ranks(keys: list[SideKeys], side: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _texts(keys: SideKeys) -> list[bytes] | None:
-    import pyarrow as pa
-
     type_ = keys.columns[0].type
     if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_null(type_):
         return None

@@ -26,7 +26,7 @@ from watersmeet.core.events import Arrive, End, Punctuate, Stall, Status
 from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.core.promises import Punctuation
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
-from watersmeet.drivers.progress import LookupFigures, Progress
+from watersmeet.drivers.progress import LookupFigures, Progress, PromiseFigures
 
 if TYPE_CHECKING:
     from watersmeet.memory import Budget
@@ -174,6 +174,7 @@ class LiveRun:
             delays=now.delays,
             done=self._done,
             lookup=now.lookup,
+            promises=now.promises,
         )
 
     def _phase(self) -> str:
@@ -370,6 +371,7 @@ class _Figures:
     algorithm: str | None = None
     reason: str | None = None
     lookup: LookupFigures | None = None
+    promises: PromiseFigures | None = None
     late: tuple[int, ...] | None = None
     window_rows: int | None = None
     delays: tuple[float, float] | None = None
@@ -379,6 +381,12 @@ def _lookup_figures(operator: LiveOperator) -> LookupFigures | None:
     """What a join with a relation says of itself."""
     figures = getattr(operator, "figures", None)
     return None if figures is None else LookupFigures(**figures())
+
+
+def _promise_figures(operator: LiveOperator) -> PromiseFigures | None:
+    """What a join that relies on promises says of itself."""
+    figures = getattr(operator, "promise_figures", None)
+    return None if figures is None else PromiseFigures(**figures())
 
 
 class _Parts:
@@ -408,6 +416,7 @@ class _Parts:
             algorithm=getattr(operator, "name", type(operator).__name__),
             reason=getattr(operator, "reason", None),
             lookup=_lookup_figures(operator),
+            promises=_promise_figures(operator),
             **_of_windows(operator),
         )
 

@@ -36,6 +36,34 @@ class LookupFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseFigures:
+    """What a join made of its inputs' promises, by input.
+
+    >>> print(PromiseFigures(kept=(10, 0), purged=(990, 20), dropped=(0, 5000), broken=(0, 3)))
+    10 + 0 rows kept, 990 + 20 purged, 0 + 5,000 dropped at once, 0 + 3 broke their promises
+    """
+
+    kept: tuple[int, ...]
+    """Rows in memory."""
+    purged: tuple[int, ...]
+    """Rows taken out of memory because of a promise."""
+    dropped: tuple[int, ...]
+    """Rows never kept because of a promise."""
+    broken: tuple[int, ...]
+    """Rows that came although they were promised not to."""
+
+    def __str__(self) -> str:
+        told = [f"{_sum(self.kept)} rows kept, {_sum(self.purged)} purged, {_sum(self.dropped)} dropped at once"]
+        if any(self.broken):
+            told.append(f"{_sum(self.broken)} broke their promises")
+        return ", ".join(told)
+
+
+def _sum(counts: tuple[int, ...]) -> str:
+    return " + ".join(f"{count:,}" for count in counts)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A run at one moment.
 
@@ -79,6 +107,8 @@ class Progress:
     """True once every result has been handed out."""
     lookup: LookupFigures | None = None
     """Of a join with a relation: misses, delays, reads."""
+    promises: PromiseFigures | None = None
+    """Of a join that relies on promises: rows kept, purged, dropped, and those that broke a promise."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))
@@ -97,6 +127,8 @@ class Progress:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
         if self.lookup is not None:
             parts.insert(-1, str(self.lookup))
+        if self.promises is not None:
+            parts.insert(-1, str(self.promises))
         return " · ".join(parts)
 
 

@@ -20,6 +20,10 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
+_MOST_NEW = 256
+"""Portions of new keys that are told apart before the next purge."""
+
+
 class Knowledge:
     """One input's punctuated range, and what of it was not acted upon yet.
 
@@ -61,7 +65,12 @@ class Knowledge:
             self._new_ranges = True
         else:
             hashes, valid = self._codec.hash_plain(pattern.values)
-            self._new_hashes.append(hashes if valid is None else hashes[valid])
+            self._note_new(hashes if valid is None else hashes[valid])
+
+    def _note_new(self, hashes: Int64) -> None:
+        self._new_hashes.append(hashes)
+        if len(self._new_hashes) > _MOST_NEW:  # then it is as well to look at all rows
+            self._new_hashes, self._new_ranges = [], True
 
     def remember(self, hashes: Int64, keys: Keys) -> None:
         """These unique keys have come, and their rows leave memory."""
@@ -97,7 +106,7 @@ class Knowledge:
     def _over(self, hashes: Int64, keys: Keys) -> None:
         if not self.range.add_keys(hashes, keys):
             self.forgotten += 1
-        self._new_hashes.append(hashes)
+        self._note_new(hashes)
         self.news += len(hashes)
 
     def in_open_cluster(self, hashes: Int64) -> int:

@@ -279,7 +279,8 @@ class MetadataMJoin(PromisedState):
         if not ahead:
             self.heed(side, self._at_head(side))
             return None
-        by_value = self._by_value[side] and self.propagation.waits(1 - side)
+        pooled = sum(each.batch.nbytes for each in pool)
+        by_value = self._by_value[side] and self.propagation.waits(1 - side) and pooled < self.sizing.input_bytes
         # Where purging can wait, so can the punctuations between rows that are taken together.
         rows_at_once = ahead if by_value or self.policy.immediate else intake.rows
         batch, numbers = intake.next(min(most, rows_at_once))

@@ -80,6 +80,13 @@ class PromisedState(XJoin):
         """Rows of each input that are in memory."""
         return self.tables[0].rows, self.tables[1].rows
 
+    def promise_figures(self) -> dict[str, tuple[int, ...]]:
+        """What was made of the promises, by input."""
+        kept = self.state_rows if self.tables else (0, 0)
+        return {
+            "kept": kept, "purged": tuple(self.purged), "dropped": tuple(self.dropped), "broken": tuple(self.broken)
+        }  # fmt: skip
+
     # --- arrivals ---
 
     def admit(self, arrival: Arrival, count: int) -> int:
