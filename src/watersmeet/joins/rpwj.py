@@ -85,6 +85,8 @@ class RPWJ(SuspendingWindowJoin):
     - Times of arrival are those of rows, also where a block was looked up at once; the marks count rows, not blocks.
     - In a dd-task only runs that no dd-task has seen are loaded, and only older runs are looked up in them: nothing
       else can be new (see lastDD there). The thesis reads all of both partitions again.
+    - Partitions that hold next to nothing are flushed last, whatever their frequency: their runs would cost more than
+      they free.
     - While nothing of the other side's partition is on disk, its rows go as soon as they expire.
 
     >>> import pyarrow as pa

@@ -51,11 +51,17 @@ def rarely_met(
     """The partitions, as (side, partition), that leave memory to make so much room: whole ones, those first whose
     partners on the other side came least lately.
 
+    Partitions far below the average size come last: a run costs an access and an entry, however short it is.
+
     >>> rarely_met(np.array([[9, 1], [4, 6]]), np.array([[10, 20], [30, 40]]), room=50)
     [(1, 1), (0, 0)]
+    >>> rarely_met(np.array([[9, 1], [4, 6]]), np.array([[10, 20], [30, 3]]), room=30)
+    [(0, 0), (0, 1)]
     """
     chosen: list[tuple[int, int]] = []
-    for place in np.argsort(counts[::-1].ravel(), kind="stable"):
+    tiny = sizes < sizes.mean() / 4
+    order = np.argsort(counts[::-1].ravel(), kind="stable")
+    for place in [*order[~tiny.ravel()[order]], *order[tiny.ravel()[order]]]:
         if room <= 0:
             break
         victim = divmod(int(place), counts.shape[1])
