@@ -1,0 +1,148 @@
+"""One run of a window join over bursty streams in virtual time, with the thesis' measures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from experiments.model import Measured
+from experiments.papers import WINDOWS, WindowRun
+from watersmeet.core.spec import Output, parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.drivers.cost_model import CostModel
+from watersmeet.drivers.simulate import simulate
+from watersmeet.joins.ah_ewj import AHEWJ, Shares
+from watersmeet.joins.ewj import EWJ
+from watersmeet.joins.rpwj import RPWJ, Stages
+from watersmeet.sources.schedules import Schedule
+from watersmeet.sources.traces import bursty
+from watersmeet.spill.store import MemoryStore
+from watersmeet.state.sizing import Grain
+from watersmeet.state.window_rows import WindowCodec, WindowPlan
+from watersmeet.state.window_table import window_row_bytes
+
+_QUANTUM = 0.5
+_PER_SECOND = 1_000_000
+_NEVER = 1e9
+_BUFFERS = 20_000
+_SHARE_OF_ROWS = {"ewj": 0.78, "ah_ewj": 0.78, "rpwj": 0.68}
+"""Of the memory; the rest is for buffers, which the thesis counts apart."""
+_INDEX_BYTES = 24
+_ENTRY_BYTES = {"ewj": 0, "ah_ewj": 88, "rpwj": 600}
+"""What is remembered of a block on disk, or of a run; the thesis takes it to be little."""
+_LEAST_ROWS = 60
+"""Of a partition of one side in memory: a smaller scale has fewer partitions."""
+
+
+def run(
+    scale: float,
+    seed: int,
+    join: str,
+    rate: int,
+    bias: float = WINDOWS.bias,
+    memory: int | None = None,
+    slide: float = WINDOWS.slide,
+    flush: float = WINDOWS.flush,
+    partitions: int = WINDOWS.partitions,
+    block: int = WINDOWS.block,
+) -> Measured:
+    """One run. The lengths of window and run, memory, keys and seeks are scaled: so rates mean what they do in full."""
+    paper = WINDOWS.ewj if join == "ewj" else WINDOWS.ah_ewj
+    seconds, keys = paper.seconds * scale, max(1000, int(WINDOWS.keys * scale))
+    streams = [_stream(rate, seconds, bias, keys, paper.row, scale, 2 * seed + side) for side in (0, 1)]
+    tables = [table for table, _ in streams]
+    window = timedelta(seconds=paper.window * scale)
+    spec = WindowJoinSpec(
+        tables[0].schema, tables[1].schema, parse_on("key"), output=Output.PAIRS, window=parse_windows(window, "ts")
+    )
+    # Memory for as many rows as the thesis' memory holds: what an index, row numbers and books take comes on top.
+    row_bytes = window_row_bytes(WindowPlan(spec, 0, WindowCodec(spec)).types)
+    rows_in_memory = (memory or paper.memory) / paper.row * scale
+    parts = 1 if join == "ewj" else _parts(partitions, rows_in_memory)
+    block_rows = block // paper.row
+    together = rows_in_memory / 2 / parts if join == "rpwj" else block_rows
+    books = _ENTRY_BYTES[join] * 2 * rate * paper.window * scale / together
+    size = int((rows_in_memory * (row_bytes + _INDEX_BYTES) + books) / _SHARE_OF_ROWS[join]) + _BUFFERS
+    operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush)
+    operator.came_at = lambda times: times / _PER_SECOND
+    cost = _cost(paper, scale, rows_in_memory / scale, partitions, operator.sizing.page_bytes / row_bytes)
+    schedule = Schedule(tables, [times for _, times in streams])
+    # EWJ looks at the disk when its memory is full of fresh rows, and never in a silence.
+    wait = _NEVER if join == "ewj" else WINDOWS.idle * scale
+    trace = simulate(operator, schedule, cost=cost, wait=wait, quantum=_QUANTUM * scale, delays=True)
+    assert trace.delays is not None
+    rows = sum(table.num_rows for table in tables)
+    at_end = int(trace.input_buffer[np.searchsorted(trace.time, trace.last_arrival, side="right") - 1])
+    cpu, disk = float(trace.cpu[-1]) / scale, float(trace.disk[-1]) / scale
+    return Measured(
+        {
+            "delay": trace.delays.mean / scale,
+            "delayed": operator.delayed / rows,
+            "backlog": at_end / rows,
+            "cpu": cpu,
+            "disk": disk,
+            "total": cpu + disk,
+            "window": 2 * rate * paper.window * paper.row / (memory or paper.memory),
+            "pairs": float(trace.total),
+        },
+        {"buffered": _sampled(trace.time / scale, trace.input_buffer / scale, paper.seconds)},
+    )
+
+
+def _parts(wanted: int, rows_in_memory: float) -> int:
+    """A power of two: the thesis' 60 are 64, and fewer where a partition would be next to nothing."""
+    fitting = int(rows_in_memory / 2 / _LEAST_ROWS)
+    return 1 << max(1, min(round(math.log2(wanted)), fitting.bit_length() - 1))
+
+
+def _operator(
+    join: str, spec: WindowJoinSpec, size: int, scale: float, parts: int, block_rows: int, slide: float, flush: float
+) -> EWJ | AHEWJ | RPWJ:
+    if join == "ewj":
+        return EWJ(spec, size, MemoryStore())
+    grain = Grain(partitions=parts, table_rows=block_rows)
+    if join == "rpwj":
+        # Batches are a quantum long, and so shorter at a smaller scale: any but the smallest is looked up as a block.
+        marks = {"high": 2, "low": 1}
+        stages = Stages(flush=flush, decay=WINDOWS.alpha, invalidate=slide, pause=WINDOWS.pause * scale, **marks)
+        return RPWJ(spec, size, MemoryStore(), stages=stages, grain=grain)
+    shares = Shares(decay=WINDOWS.alpha, threshold=WINDOWS.rho, fresh=WINDOWS.fresh)
+    operator = AHEWJ(spec, size, MemoryStore(), shares=shares, grain=grain)
+    operator.pause = WINDOWS.pause * scale
+    return operator
+
+
+def _cost(paper: WindowRun, scale: float, rows_in_memory: float, partitions: int, page_rows: float) -> CostModel:
+    cost = CostModel().with_disk(
+        seek=WINDOWS.seek * scale, latency=WINDOWS.latency * scale, bandwidth=WINDOWS.bandwidth,
+        page=int(page_rows * paper.row),
+    )  # fmt: skip
+    # The thesis compares a row with all others of its partition in memory, EWJ with the whole segment.
+    chain = rows_in_memory / 2 / (partitions if paper is WINDOWS.ah_ewj else 1)
+    return replace(
+        cost,
+        hash=cost.hash / WINDOWS.faster,
+        comparison=cost.comparison / WINDOWS.faster,
+        move=cost.move / WINDOWS.faster,
+        probe=chain * cost.comparison / WINDOWS.faster,
+    )
+
+
+def _stream(
+    rate: int, seconds: float, bias: float, keys: int, width: int, scale: float, seed: int
+) -> tuple[pa.Table, np.ndarray]:
+    times, key = bursty(rate, seconds, bias, keys, most=max(64, int(WINDOWS.longest_interval * scale)), seed=seed)
+    carried = pa.Array.from_buffers(
+        pa.binary(width - 16), len(key), [None, pa.py_buffer(bytes(len(key) * (width - 16)))]
+    )
+    stamps = pa.array((times * _PER_SECOND).astype(np.int64)).cast(pa.timestamp("us"))
+    return pa.table({"key": key, "ts": stamps, "carried": carried}), times
+
+
+def _sampled(time: np.ndarray, values: np.ndarray, end: float) -> tuple[np.ndarray, np.ndarray]:
+    grid = np.linspace(0, end, 100)
+    return grid, values[np.maximum(0, np.searchsorted(time, grid, side="right") - 1)].astype(np.float64)
