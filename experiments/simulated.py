@@ -74,7 +74,14 @@ class Machine:
     def grain(self, input_rows: int) -> Grain:
         """The operators' units: their rows are narrower than the paper's, as pairs are only counted."""
         page = self.page_rows * STORED_BYTES
-        return Grain(self.partitions, page, self.fan_in, self.page_rows, PAIRS, _RECORDS * input_rows)
+        return Grain(
+            partitions=self.partitions,
+            page_bytes=page,
+            fan_in=self.fan_in,
+            block_rows=self.page_rows,
+            pairs=PAIRS,
+            records=_RECORDS * input_rows,
+        )
 
     @property
     def cost(self) -> CostModel:
