@@ -134,7 +134,7 @@ class MetadataPaper:
     The paper gives the form of its streams and not their sizes.
     """
 
-    news: int = 4_000
+    news: int = 2_000
     latest: int = 10
     """So many items are read at a time."""
     accesses: int = 10

@@ -20,6 +20,8 @@ from watersmeet.checks.conformance import (
     conform,
 )
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
+from watersmeet.checks.promised import conform_to_promises, run_promised
+from watersmeet.checks.promised_cases import PromisedCase, make_promised_case
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 
 __all__ = [
@@ -28,13 +30,17 @@ __all__ = [
     "ConformanceError",
     "Move",
     "MultiCase",
+    "PromisedCase",
     "Summary",
     "check_determinism",
     "check_metamorphic",
     "check_refusals",
     "check_snapshot",
     "conform",
+    "conform_to_promises",
     "make_case",
     "make_multi_case",
+    "make_promised_case",
     "run_case",
+    "run_promised",
 ]

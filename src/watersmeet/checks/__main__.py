@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from watersmeet.checks.conformance import conform
+from watersmeet.checks.promised import conform_to_promises
 from watersmeet.checks.run import ConformanceError
 
 
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         summary = conform(operator_class, chosen.cases, chosen.seed)
+        if getattr(operator_class, "takes_punctuations", False):
+            promised = conform_to_promises(operator_class, chosen.cases, chosen.seed)
+            sys.stdout.write(f"{operator_class.__name__} conforms to promises: {promised}\n")
     except ConformanceError as error:
         sys.stderr.write(f"{error}\n")
         return 1
