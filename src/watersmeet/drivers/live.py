@@ -172,6 +172,7 @@ class LiveRun:
             late=now.late,
             window_rows=now.window_rows,
             delays=now.delays,
+            delayed=now.delayed,
             done=self._done,
             lookup=now.lookup,
             promises=now.promises,
@@ -373,6 +374,7 @@ class _Figures:
     lookup: LookupFigures | None = None
     promises: PromiseFigures | None = None
     late: tuple[int, ...] | None = None
+    delayed: int | None = None
     window_rows: int | None = None
     delays: tuple[float, float] | None = None
 
@@ -447,4 +449,5 @@ def _of_windows(operator: LiveOperator) -> dict[str, Any]:
         return {}
     waited = (delays.quantile(0.5), delays.quantile(0.99))
     late: list[int] = operator.late  # type: ignore[attr-defined]
-    return {"late": tuple(late), "window_rows": operator.window_rows, "delays": waited}  # type: ignore[attr-defined]
+    rows: int = operator.window_rows  # type: ignore[attr-defined]
+    return {"late": tuple(late), "window_rows": rows, "delays": waited, "delayed": getattr(operator, "delayed", 0)}

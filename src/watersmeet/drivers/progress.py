@@ -103,6 +103,8 @@ class Progress:
     """Of a window join: rows that are remembered, in memory and on disk."""
     delays: tuple[float, float] | None = None
     """Of a window join: half of the results were found so many seconds after their later row came; and 99 in 100."""
+    delayed: int | None = None
+    """Of a window join: rows that met the last of what they had to meet after they had left their own window."""
     done: bool = False
     """True once every result has been handed out."""
     lookup: LookupFigures | None = None
