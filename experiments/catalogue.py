@@ -11,6 +11,7 @@ from experiments.diner_delays import EXPERIMENTS as DINER_DELAYS
 from experiments.diner_figures import EXPERIMENTS as DINER_FIGURES
 from experiments.hybrid import EXPERIMENTS as HYBRID
 from experiments.metadata import EXPERIMENTS as METADATA
+from experiments.miner import EXPERIMENTS as MINER
 from experiments.mjoin import EXPERIMENTS as MJOIN
 from experiments.model import Experiment
 from experiments.pool import run_all
@@ -24,6 +25,7 @@ EXPERIMENTS: Sequence[Experiment] = (
     *RPJ_FLUSH,
     *DINER_FIGURES,
     *DINER_DELAYS,
+    *MINER,
     *MJOIN,
     *METADATA,
     *WINDOW_JOINS,

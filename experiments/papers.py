@@ -101,8 +101,20 @@ class Diner:
         return self.block_bytes // self.tuple_bytes
 
 
+@dataclass(frozen=True)
+class MinerPaper:
+    """Section 5.5 of the same paper; what it does not say is as in the sections before."""
+
+    tuples: int = 100_000
+    """Of each of the two inputs in the middle: with 10,000 of the others, 20% of 220,000 are the paper's 8.8 MB."""
+    domain: int = 10_000
+    """Keys, each of which is once in the inputs at the ends."""
+    skew: float = 1.0
+
+
 RPJ = Rpj()
 DINER = Diner()
+MINER = MinerPaper()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from watersmeet.joins.tree import JoinTree
 from watersmeet.policies.probing import ProbingOrder, join_sequences, nesting
 from watersmeet.spill.store import MemoryStore
 from watersmeet.state.many_sorted import ManySorted
+from watersmeet.state.sizing import Grain
 
 TWO = pa.schema({"a": pa.int64(), "b": pa.int64()})
 
@@ -89,7 +90,7 @@ def test_whole_results_count_in_a_region_of_every_attribute() -> None:
 
 
 def test_the_region_with_the_fewest_results_a_row_is_flushed_whatever_its_attribute() -> None:
-    run = Run(chain(), block_rows=4)
+    run = Run(chain(), grain=Grain(block_rows=4))
     values = np.arange(40)
     run.arrive(1, a=values, b=values[::-1])
     run.join.flush(1)  # the first one divides
@@ -103,13 +104,15 @@ def test_the_region_with_the_fewest_results_a_row_is_flushed_whatever_its_attrib
     after = run.join.table(1).words(0)[run.join.table(1).rows_of()]
     assert sorted(set(before) - set(after)) == sorted(before)[:4]
     assert all(index.lengths == [32] for index in run.join.table(1).indexes)
-    assert all(not each.joins.any() for each in regions), "counts begin anew for all attributes"
+    assert regions[0].joins.tolist() == [5, 50, 5], "a flush that follows at once goes by the same counts"
+    run.arrive(0, a=[7], b=[7])
+    assert not any(each.joins.any() for each in regions), "and the next rows begin anew, for all attributes"
     assert (regions[0].lower, regions[0].upper) == tuple(sorted(after)[i] for i in (3, -4))
 
 
 def test_a_row_that_stays_in_the_index_of_another_attribute_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ManySorted, "_renumber", lambda table, numbers: table.index.renumber(numbers))
-    run = Run(chain(), block_rows=4)
+    run = Run(chain(), grain=Grain(block_rows=4))
     run.arrive(1, a=np.arange(40), b=np.arange(40))
     run.join.flush(1)
     with pytest.raises(AssertionError):
@@ -117,7 +120,7 @@ def test_a_row_that_stays_in_the_index_of_another_attribute_is_noticed(monkeypat
 
 
 def test_the_input_with_most_rows_gives_up_a_block_and_a_last_open_one_everything() -> None:
-    run = Run(chain(), block_rows=10)
+    run = Run(chain(), grain=Grain(block_rows=10))
     for number, count in enumerate((30, 60, 40)):
         run.arrive(number, a=np.arange(count), b=np.arange(count))
     assert run.join._flush()
@@ -162,7 +165,7 @@ def test_a_snowflake_has_a_sequence_for_each_branch_and_the_one_that_matches_lea
 
 
 def test_blocks_that_came_later_are_met_when_roles_change() -> None:
-    run = Run(chain(), block_rows=8)
+    run = Run(chain(), grain=Grain(block_rows=8))
     random = np.random.default_rng(3)
     outers = []
     for _ in range(4):
@@ -180,7 +183,7 @@ def test_blocks_that_came_later_are_met_when_roles_change() -> None:
 
 def interrupted() -> tuple[Run, list[str]]:
     """Four inputs whose pauses are so short that hardly a block is looked up, and where each of them began."""
-    run = Run(chain("rstu"), block_rows=5)
+    run = Run(chain("rstu"), grain=Grain(block_rows=5))
     places: list[str] = []
     random = np.random.default_rng(5)
     for _ in range(4):
@@ -223,8 +226,8 @@ def test_a_loop_that_forgets_where_it_gave_way_repeats_results(monkeypatch: pyte
 def test_max_new_arrivals_is_the_patience_that_drivers_ask_for() -> None:
     assert patience_of(Miner(chain(), 1 << 20, MemoryStore(), max_new_arrivals=1000)) == 1000
     assert patience_of(Miner(chain(), 1 << 20, MemoryStore())) == 0
-    with pytest.raises(SpecError, match="max_outer_blocks and block_rows 1 or more"):
-        Miner(chain(), 1 << 20, MemoryStore(), block_rows=0)
+    with pytest.raises(SpecError, match="max_outer_blocks 1 or more"):
+        Miner(chain(), 1 << 20, MemoryStore(), max_outer_blocks=0)
 
 
 # --- bands ---

@@ -13,7 +13,7 @@ from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.joins.block_loop import BlockLoop, OuterRows
-from watersmeet.joins.multiway import DrivenTask, MultiwayJoin
+from watersmeet.joins.multiway import Arrival, DrivenTask, MultiwayJoin
 from watersmeet.policies.probing import SelectivityOrder
 from watersmeet.policies.regions import AttributeRegions
 from watersmeet.spill.store import Store
@@ -23,6 +23,7 @@ from watersmeet.state.many_runs import Run
 from watersmeet.state.many_sizing import ManySizing
 from watersmeet.state.many_sorted import LooseAttributes, ManySorted, many_sorted_row_bytes
 from watersmeet.state.rows import RowPlan
+from watersmeet.state.sizing import Grain
 from watersmeet.state.sorted_side import sorted_layout
 
 Int32 = NDArray[np.int32]
@@ -68,7 +69,8 @@ class Miner(MultiwayJoin):
     Where this differs from the paper:
 
     - Rows are looked up and flushed by batches; a block is a quarter of an input's share of the memory.
-    - Selectivity factors, which are zeroed by every flush, stay in use until the next one has measured them again.
+    - A batch may need several flushes at once, which all go by the same counts of results; and selectivity factors,
+      which a flush zeroes, stay in use until they have been measured again.
     - If regions of several attributes have brought equally few results, the attributes take turns.
     - Blocks are looked up where they lie, each through its own index of every attribute. A partial combination that
       meets nothing in any block of the next input is not carried on through the blocks of those behind it, and few
@@ -79,7 +81,7 @@ class Miner(MultiwayJoin):
 
     :param max_new_arrivals: rows that may wait during the reactive phase (the paper's MaxNewArr); 0 wants each at once.
     :param max_outer_blocks: blocks of the outer input that the reactive phase takes at once.
-    :param block_rows: rows of a block; unless given, the memory decides.
+    :param grain: how many rows a block has, and the like; unless given, the memory decides.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.events import Arrive
@@ -111,15 +113,15 @@ class Miner(MultiwayJoin):
         *,
         max_new_arrivals: int = 0,
         max_outer_blocks: int = _BLOCKS_OF_OUTER,
-        block_rows: int | None = None,
+        grain: Grain | None = None,
     ) -> None:
-        if max_new_arrivals < 0 or max_outer_blocks < 1 or (block_rows is not None and block_rows < 1):
-            raise SpecError("max_new_arrivals must be 0 or more, max_outer_blocks and block_rows 1 or more")
-        super().__init__(spec, memory, store, order=SelectivityOrder(spec))
+        if max_new_arrivals < 0 or max_outer_blocks < 1:
+            raise SpecError("max_new_arrivals must be 0 or more, and max_outer_blocks 1 or more")
+        super().__init__(spec, memory, store, order=SelectivityOrder(spec), grain=grain)
         inputs = len(spec.names)
         self.max_new_arrivals = max_new_arrivals
         self.max_outer_blocks = max_outer_blocks
-        self._block_rows = block_rows
+        self._block_rows = self._grain.block_rows
         self._block_bytes = (memory - self.sizing.buffers) // inputs // _BLOCKS_OF_AN_INPUT
         self.regions = tuple(AttributeRegions(len(attributes)) for attributes in spec.attributes)
         self.loop = BlockLoop(self.disks)
@@ -168,6 +170,13 @@ class Miner(MultiwayJoin):
             if len(rows):
                 counted = [(each.lower, each.upper, each.joins) for each in self.regions[number].attributes]
                 self.table(number).note_results(rows, counted)
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for new rows, from which on results are counted anew if that took a flush."""
+        admitted = super().admit(arrival, count)
+        for regions in self.regions:
+            regions.rows_arrive()
+        return admitted
 
     def _flush(self) -> bool:
         held = [number for number in range(len(self.tables)) if self.tables[number].rows]

@@ -18,6 +18,7 @@ from watersmeet.spill.store import Store
 from watersmeet.state.combinations import FIRST_RUN, places
 from watersmeet.state.many_runs import Run
 from watersmeet.state.many_side import ManySide
+from watersmeet.state.sizing import Grain
 from watersmeet.state.visits import VisitLedger
 
 Int64 = NDArray[np.int64]
@@ -75,9 +76,10 @@ class MJoin(MultiwayJoin):
         *,
         flush: str = "auto",
         probing: Mapping[str, Sequence[str]] | None = None,
+        grain: Grain | None = None,
     ) -> None:
         """`probing` pins the order of look-ups: for each input's name, the others' names."""
-        super().__init__(spec, memory, store, order=ProbingOrder(spec, _pinned(spec, probing)))
+        super().__init__(spec, memory, store, order=ProbingOrder(spec, _pinned(spec, probing)), grain=grain)
         inputs = len(spec.names)
         self._policy = many_flush(flush, spec.on_one_attribute)
         self._spilled = np.zeros((inputs, self.sizing.layout.partitions), np.int64)

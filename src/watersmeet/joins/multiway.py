@@ -37,6 +37,7 @@ from watersmeet.state.many_side import INDEX_BYTES, ManySide
 from watersmeet.state.many_sizing import ManySizing
 from watersmeet.state.rows import RowPlan
 from watersmeet.state.side import row_bytes
+from watersmeet.state.sizing import Grain
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -233,8 +234,17 @@ class MultiwayJoin(ABC):
     reason: str = ""
     """Why the planner chose this operator."""
 
-    def __init__(self, spec: MultiSpec, memory: int, store: Store, *, order: ProbingOrder | None = None) -> None:
+    def __init__(
+        self,
+        spec: MultiSpec,
+        memory: int,
+        store: Store,
+        *,
+        order: ProbingOrder | None = None,
+        grain: Grain | None = None,
+    ) -> None:
         self.spec = spec
+        self._grain = grain or Grain()
         self.store = store
         self.order = order or ProbingOrder(spec)
         self.codec = self._make_codec(spec)
@@ -248,6 +258,7 @@ class MultiwayJoin(ABC):
         self.meter = Meter()
         numbers = range(len(spec.names))
         self.catalogue = self.budget.reservation("catalogue of spilled runs")
+        self.catalogue.set_aside(self._grain.records or 0)
         self.tables: tuple[ManyTable, ...] = tuple(self._make_table(i) for i in numbers)
         self.disks = tuple(
             ManyRuns(store, f"run-{i}", len(spec.attributes[i]), self.catalogue, self.meter) for i in numbers
@@ -292,7 +303,8 @@ class MultiwayJoin(ABC):
         ]
 
     def _divide(self, memory: int) -> ManySizing:
-        return ManySizing.divide(memory, self._row_bytes(self.spec, self.plans), f"the {self.name} join")
+        row_bytes = self._row_bytes(self.spec, self.plans)
+        return ManySizing.divide(memory, row_bytes, f"the {self.name} join", self._grain)
 
     def _make_table(self, number: int) -> ManyTable:
         attributes = len(self.spec.attributes[number])

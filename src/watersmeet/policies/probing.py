@@ -118,6 +118,8 @@ class SelectivityOrder(ProbingOrder):
 
     def flushed(self, rows: Sequence[int]) -> None:
         """Rows of some inputs leave memory, where each has had so many."""
+        if not self._looked_up.any():
+            return
         joins = self._found.sum(axis=1)
         sizes = [max(1, rows[edge.first] * rows[edge.second]) for edge in self._spec.edges]
         self.factors = [float(joins[number] / size) for number, size in enumerate(sizes)]

@@ -148,6 +148,8 @@ class Regions:
 class AttributeRegions:
     """One input's regions for each of its join attributes; results count in one region of every attribute.
 
+    Counts begin anew with the first rows that arrive after a flush: one that follows at once goes by those of the last.
+
     >>> both = AttributeRegions(2)
     >>> words = [np.arange(10), np.arange(10) * 100]
     >>> both.victim(words)
@@ -160,6 +162,7 @@ class AttributeRegions:
     def __init__(self, attributes: int) -> None:
         self.attributes = [Regions() for _ in range(attributes)]
         self._last = attributes - 1
+        self._flushed = False
 
     def victim(self, words: Sequence[Int64]) -> int:
         """The attribute one of whose regions has brought the fewest results a row, given its words in their order.
@@ -172,16 +175,26 @@ class AttributeRegions:
         return self._last
 
     def settle(self, words: Sequence[Int64], count: int) -> None:
-        """Divide all attributes' words that stay anew, and begin to count."""
+        """Divide all attributes' words that stay anew."""
         for regions, each in zip(self.attributes, words, strict=True):
+            joins = regions.joins.copy()
             regions.settle(each, count)
+            regions.joins[:] = joins
+        self._flushed = True
+
+    def rows_arrive(self) -> None:
+        """Rows are about to be looked up, on any input: begin to count, if there was a flush."""
+        if self._flushed:
+            for regions in self.attributes:
+                regions.joins[:] = 0
+            self._flushed = False
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [self._last, *(regions.to_state() for regions in self.attributes)]
+        return [self._last, self._flushed, *(regions.to_state() for regions in self.attributes)]
 
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's state."""
-        self._last = state[0]
-        for regions, saved in zip(self.attributes, state[1:], strict=True):
-            regions.load(saved)
+        self._last, self._flushed, *saved = state
+        for regions, each in zip(self.attributes, saved, strict=True):
+            regions.load(each)

@@ -9,6 +9,7 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.memory import format_bytes
 from watersmeet.state.many_runs import SORT_BYTES
 from watersmeet.state.side import Layout
+from watersmeet.state.sizing import Grain
 
 _KIB = 1024
 _MIB = 1024 * 1024
@@ -50,12 +51,12 @@ class ManySizing:
     def least(cls, row_bytes: Sequence[int]) -> int:
         """The smallest budget that works, for the inputs' bytes a row (without their strings)."""
         inputs = len(row_bytes)
-        smallest = cls._of(inputs, 0, max(row_bytes), _LEAST_BLOCK_ROWS)
+        smallest = cls._of(inputs, 0, max(row_bytes), _LEAST_BLOCK_ROWS, Grain())
         blocks = inputs * _LEAST_BLOCKS * (_LEAST_BLOCK_ROWS * max(row_bytes) + _LEAST_CHUNK)
         return smallest.buffers + blocks + 4 * _KIB
 
     @classmethod
-    def divide(cls, memory: int, row_bytes: Sequence[int], what: str) -> ManySizing:
+    def divide(cls, memory: int, row_bytes: Sequence[int], what: str, grain: Grain | None = None) -> ManySizing:
         """Divide a budget; an error if it is too small."""
         least = cls.least(row_bytes)
         if memory < least:
@@ -63,20 +64,22 @@ class ManySizing:
                 f"{format_bytes(memory)} of memory are too little for {what} of these rows; allow at least "
                 f"{format_bytes(least)}"
             )
-        return cls._of(len(row_bytes), memory, max(row_bytes), None)
+        return cls._of(len(row_bytes), memory, max(row_bytes), None, grain or Grain())
 
     @classmethod
-    def _of(cls, inputs: int, memory: int, widest: int, rows: int | None) -> ManySizing:
-        combinations = _between(_LEAST_COMBINATIONS, memory // 16 // _combination_bytes(inputs), 8192)
+    def _of(cls, inputs: int, memory: int, widest: int, rows: int | None, grain: Grain) -> ManySizing:
+        combinations = grain.pairs or _between(_LEAST_COMBINATIONS, memory // 16 // _combination_bytes(inputs), 8192)
         run_rows = _between(_LEAST_SORTED, memory // 16 // SORT_BYTES, 1 << 20)
         output = _between(2 * _LEAST_BUFFER, memory // 16, 8 * _MIB)
-        page = _between(_LEAST_BUFFER, memory // 64, 512 * _KIB)
+        page = grain.page_bytes or _between(_LEAST_BUFFER, memory // 64, 512 * _KIB)
         buffered = _between(_LEAST_BUFFER, memory // 16 // inputs, 2 * _MIB)
         sizing = cls(inputs, combinations, run_rows, output, page, buffered, Layout(1, rows or 1, _LEAST_CHUNK))
         if rows is not None:
             return sizing
         rest = memory - sizing.buffers
         bits = _between(1, (rest // (48 * _KIB * inputs)).bit_length() - 1, 5)
+        if grain.partitions is not None:
+            bits = grain.partitions.bit_length() - 1
         # Every partition of every input has an open block and an open chunk: they may take a quarter of the memory.
         share = rest // 4 // (inputs << bits)
         block_rows = _power(_between(_LEAST_BLOCK_ROWS, share // 2 // widest, 4096))
