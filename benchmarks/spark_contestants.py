@@ -60,7 +60,9 @@ def frames(spark: Any, contestant: str, place: Path) -> Any:
     from watersmeet.spark import join
 
     left, right = (spark.read.schema(SCHEMA).parquet(str(place / side)) for side in SIDES)
-    return join(left, right, on="id", memory=MEMORY) if contestant == "ours" else _own(left, right)
+    if contestant == "ours":
+        return join(left, right, on="id", memory=MEMORY)
+    return _drained(left, right) if contestant == "drain" else _own(left, right)
 
 
 def _own(left: Any, right: Any) -> Any:
