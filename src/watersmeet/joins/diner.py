@@ -118,13 +118,15 @@ class Diner(ProgressiveJoin):
                 f"{format_bytes(memory)} of memory are too little for the diner join of these rows; allow at least "
                 f"{format_bytes(least)}"
             )
+        self._records = 0 if grain is None else grain.records or 0
+        """Bytes for the catalogue, which rows never get."""
         super().__init__(spec, memory, store, grain)
         self._block_rows = None if grain is None else grain.block_rows
         self.max_new_arrivals = max_new_arrivals
         self.max_outer_blocks = max_outer_blocks
         self.block_bytes = (memory - self.sizing.buffers) // _BLOCKS_IN_MEMORY
         catalogue = self.budget.reservation("catalogue of blocks")
-        catalogue.set_aside(grain.records or 0 if grain is not None else 0)
+        catalogue.set_aside(self._records)
         self.disks = tuple(SortedBlocks(store, f"block-{side}", catalogue, self.meter) for side in (0, 1))
         self.outers = tuple(self.new_table(side, from_disk=True) for side in (0, 1))
         """Where the loop keeps the outer blocks it has loaded, by side."""
@@ -159,7 +161,7 @@ class Diner(ProgressiveJoin):
         """An empty table for rows of one side."""
         types = self.plans[side].types
         width = sorted_row_bytes(types, self.codec.tagged)
-        layout = sorted_layout(self.budget.total - self.sizing.buffers, width)
+        layout = sorted_layout(self.budget.total - self.sizing.buffers - self._records, width)
         name = self.spec.names[side] + (" from disk" if from_disk else "")
         return SortedSide(types, self.budget, layout, name, tagged=self.codec.tagged, from_disk=from_disk)
 
