@@ -52,7 +52,7 @@ def good_values(name: str, join: str, number: float, at: int) -> dict[str, float
     values = dict.fromkeys(("delay", "cpu", "disk", "total", "window", "pairs"), 1.0) | {"backlog": 0.0, "delayed": 0.0}
     match name, join:
         case "ewj-rate", _:
-            values |= {"disk": 0.1}
+            values |= {"disk": 0.1, "backlog": 0.5 * (number >= 300)}
         case "ewj-bias", _:
             values |= {"delay": up, "delayed": up / 100}
         case "ahewj-slide" | "ahewj-memory", _:
