@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -342,7 +343,7 @@ class LookupChain:
         for stage in self._stages:
             stage.join.check()
         assert [stage.join.newest for stage in self._stages] == self._epochs[0].versions
-        assert all(one.versions != other.versions for one, other in zip(self._epochs, list(self._epochs)[1:]))  # noqa: B905
+        assert all(one.versions != other.versions for one, other in pairwise(self._epochs))
 
     # --- snapshots ---
 
