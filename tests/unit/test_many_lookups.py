@@ -62,7 +62,7 @@ def test_several_relations_in_one_pass(tmp_path: Path) -> None:
     rows = [(row["n"], row["name"], row["name_towns"], row["price"]) for row in found.to_pylist()]
     assert sorted(rows, key=str) == sorted(expected(), key=str)
     figures = result.progress.lookup
-    assert figures is not None and figures.bytes_read > 0 and 0 < figures.delay_p50 <= figures.delay_p99 < 60
+    assert figures is not None and figures.bytes_read > 0 and 0 <= figures.delay_p50 <= figures.delay_p99
     assert result.progress.peak <= 1 << 20
     assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "towns.parquet"], "nothing is left behind"
 
