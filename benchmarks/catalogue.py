@@ -12,6 +12,7 @@ from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.lookup import lookup
 from benchmarks.memory import memory
+from benchmarks.multiway import multiway
 from benchmarks.online import online
 from benchmarks.purge import purge
 from benchmarks.range_join import range_join
@@ -32,6 +33,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "bounded": bounded,
     "lookup": lookup,
     "memory": memory,
+    "multiway": multiway,
     "online": online,
     "purge": purge,
     "range": range_join,

@@ -88,12 +88,12 @@ def drive(
             waiting += event.batch.num_rows
             if waiting >= rows_a_poll:
                 waiting = 0
-                _work_off(operator, watch)
-        _work_off(operator, watch)
+                work_off(operator, watch)
+        work_off(operator, watch)
         arrived = watch.elapsed
         operator.receive(End(LEFT))
         operator.receive(End(RIGHT))
-        _work_off(operator, watch)
+        work_off(operator, watch)
         run = watch.run(arrived, operator.budget.peak, store.bytes_written)
         operator.close()
         return run
@@ -101,7 +101,8 @@ def drive(
         store.close()
 
 
-def _work_off(operator: JoinOperator, watch: Watch) -> None:
+def work_off(operator: JoinOperator, watch: Watch) -> None:
+    """Poll for as long as there is output."""
     while True:
         step = operator.poll(0.0, FUEL)
         watch.take(step.out)

@@ -24,6 +24,7 @@ PROMISED = [
     "bounded",
     "lookup",
     "memory",
+    "multiway",
     "online",
     "purge",
     "range",
@@ -125,6 +126,16 @@ def test_bounded_spills_and_is_exact(tmp_path: Path) -> None:
     found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", "bounded", "--scale", "0.02")}
     assert found["wrong runs, by checksum"] == 0
     assert all(found[f"spilled, {budget} MB"] > 0 for budget in (200, 100, 60))
+
+
+def test_joins_of_four_inputs_are_exact_and_spill_in_little_memory(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    found = {each["metric"]: each for each in records(tmp_path / "f.json", "multiway", "--peers", "--scale", "0.01")}
+    for shape in ("chain", "star", "inflating chain"):
+        assert found[f"wrong runs, {shape}"]["value"] == 0
+    assert found["chain: total, mjoin"]["target"] == "<= 1.5 x"
+    assert found["inflating chain: state, mjoin to tree"]["ratio"] < 1
+    assert all(found[f"star: first, {join} in 10%"]["value"] > 0 for join in ("miner", "tree", "mjoin"))
 
 
 def test_joins_of_stalling_sources_and_of_ranges_are_exact(

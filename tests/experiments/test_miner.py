@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from watersmeet import reproduce
@@ -27,6 +28,18 @@ def test_first_and_last_cells_run_at_a_tiny_scale(name: str, modules: Any) -> No
         values = cell.run(0.005, 1).values
         assert values and all(np.isfinite(value) for value in values.values())
         assert 0 < values["online"] <= values["total"]
+
+
+def test_what_is_possible_is_everything_in_enough_memory_and_less_in_less(modules: Any) -> None:
+    miner = modules("miner")
+    for inputs in (2, 3, 4):
+        tables = miner.chain_tables(0.01, 3, inputs)
+        rows = sum(table.num_rows for table in tables.values())
+        shares = [miner.possible(tables, part * rows // 20) for part in (1, 2, 4, 10, 40)]
+        assert shares == sorted(shares) and shares[0] > 0.05 and shares[-1] == pytest.approx(1)
+    # Two values, 6 and 2 times on each side; 3 rows of a side in memory are best all of the first: 1 - (3/6)^2 of 36.
+    tables = {name: pa.table({"a2": [0] * 6 + [1] * 2}) for name in ("r2", "r3")}
+    assert miner.possible(tables, 6) == pytest.approx(27 / 40)
 
 
 @pytest.mark.parametrize("inputs", [2, 3, 4])

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+_BLOCKS_TOGETHER = 2
+"""In the reactive phase, blocks of an inner input whose matches go on to the next together: so many, for each level of
+the nest, have to be looked up again when the loop goes on.
+"""
 _OUTER_ROW_BYTES = 96
 """Of each outer row at hand: its number, word and bounds, and the arrays by which these are found and sorted."""
 
@@ -156,7 +160,8 @@ class OuterRows(DrivenTask):
             join.meter.pages_read += disk.runs[number].pages_of(rows)
             ids.append(places(FIRST_RUN + number, rows))
         self.steps = loop.steps
-        self.start(np.concatenate(ids), Scope(loop.blocks(), tables=False))
+        together = None if self._most_blocks is None else _BLOCKS_TOGETHER
+        self.start(np.concatenate(ids), Scope(loop.blocks(), tables=False, together=together))
         assert self.pipeline is not None
         if loop.marks:
             self.pipeline.go_to(loop.marks, join.meter)

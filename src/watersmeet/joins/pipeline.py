@@ -62,6 +62,8 @@ class Scope:
 
     runs: tuple[int, ...]
     tables: bool = True
+    together: int | None = None
+    """Runs whose matches go deeper together, at most: what went deeper is matched again to go on from a mark."""
 
     @classmethod
     def memory(cls, inputs: int) -> Scope:
@@ -133,7 +135,7 @@ class Pipeline:
         step = self._steps[len(level.ids) - 1]
         rows = self._inputs[step.input]
         attribute = self._spec.attribute_of(step.edge, step.side)
-        before = level.probe.looked_up
+        before, pages = level.probe.looked_up, meter.pages_read
         room = self._capacity - level.matches
         buffers = self._out_probe[:room], self._out_row[:room]
         if level.source == TABLE:
@@ -144,6 +146,7 @@ class Pipeline:
             count, visited = run.look_up(attribute, level.probe, *buffers, meter)
             source = FIRST_RUN + level.source - 1
         looked_up = level.probe.looked_up - before
+        read = meter.pages_read - pages
         meter.probes += looked_up
         meter.comparisons += visited
         if order is not None and source == TABLE:
@@ -152,7 +155,7 @@ class Pipeline:
             level.matched.append(self._extend(level, step, source, count))
             level.matches += level.matched[-1][0].shape[1]
         self._go_on(level, step)
-        return max(1, looked_up) + count
+        return max(1, looked_up) + count + read * rows.disk.page_rows
 
     def _extend(self, level: _Level, step: Step, source: int, count: int) -> tuple[Int64, Int32]:
         probes = self._out_probe[:count]
@@ -172,7 +175,8 @@ class Pipeline:
         if level.probe.done:
             level.source += 1
             level.exhausted = level.source > self._scope.runs[step.input]
-            full = full or level.exhausted
+            together = self._scope.together
+            full = full or level.exhausted or (together is not None and level.source - level.began[0] >= together)
             level.probe.rewind()
         if not level.matches:
             level.began = level.mark()

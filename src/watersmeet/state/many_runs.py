@@ -262,6 +262,11 @@ class ManyRuns:
         return ends
 
     @property
+    def page_rows(self) -> int:
+        """About how many rows a page has."""
+        return int(self.runs[-1].rows // len(self.runs[-1].ends)) if self.runs else 0
+
+    @property
     def segments(self) -> list[str]:
         """The names of all runs."""
         return [run.name for run in self.runs]
