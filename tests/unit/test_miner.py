@@ -213,7 +213,7 @@ def test_a_loop_that_forgets_where_it_gave_way_repeats_results(monkeypatch: pyte
     def forgetful(task: OuterRows) -> bool:
         gone = give_way(task)
         asked.append(gone)
-        if gone and len(asked) == 30:
+        if gone and len(asked) % 12 == 0:
             task._miner.loop.marks = []
         return gone
 
