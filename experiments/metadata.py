@@ -112,13 +112,14 @@ def relying(
     search: str = "scan",
     propagate: bool = True,
     memory: int = _AMPLE,
+    quotas: tuple[int, int] = METADATA.quotas,
 ) -> Measured:
     """The join that relies on promises, with all rows of both inputs waiting from the beginning."""
     news, reads = _streams(scale, seed, pattern)
     tuples, turn = ("value", 0) if scheduling == "priority" else ("sequential", 1)
     operator = MetadataMJoin(
         _spec(True), memory, MemoryStore(), purge_every=every, search=search, streams=scheduling, tuples=tuples,
-        quotas=METADATA.quotas, turn=turn, seed=seed, propagate=propagate,
+        quotas=quotas, turn=turn, seed=seed, propagate=propagate,
     )  # fmt: skip
     operator.receive(Arrive(LEFT, _batch(news)))
     for event in _events(reads):
@@ -251,7 +252,7 @@ def _cells(name: str, measure: Any, patterns: Sequence[str] = _PATTERNS, **argum
 
 
 _PAPER = "metadata-aware MJoin"
-_LITTLE = {"pattern": "random", "memory": METADATA.little_memory}
+_LITTLE = {"pattern": "ordered", "memory": METADATA.little_memory}
 
 EXPERIMENTS = [
     Experiment(
@@ -260,7 +261,8 @@ EXPERIMENTS = [
         _PAPER,
         "Which rows come next",
         {
-            **_cells("priority", relying),
+            **_cells("priority", relying, quotas=METADATA.equal_quotas),
+            **_cells("by rates", relying),
             **_cells("random", relying, scheduling="random"),
         },
         [
@@ -269,10 +271,23 @@ EXPERIMENTS = [
                 "Priority and value-oriented scheduling is always faster than random and sequential scheduling.",
                 "always outperforms",
                 _faster(lambda pattern: (f"priority {pattern}", f"random {pattern}"), "faster"),
-            )
+            ),
+            Claim(
+                "by-rates",
+                "So it is with quotas in the proportion of the rates, which keep the state small.",
+                "no quotas given",
+                _faster(lambda pattern: (f"by rates {pattern}", f"random {pattern}"), "faster"),
+            ),
         ],
         _panels(
-            "seconds", "seconds", {"priority": "priority, value-oriented", "random": "random, sequential"}, "Time"
+            "seconds",
+            "seconds",
+            {
+                "priority": "priority, value-oriented",
+                "by rates": "priority, quotas by rates",
+                "random": "random, sequential",
+            },
+            "Time",
         ),
     ),
     Experiment(

@@ -154,6 +154,8 @@ class MetadataPaper:
     batch: int = 100
     quotas: tuple[int, int] = (100, 1_000)
     """Rows of news and of accesses in one turn: about as many as belong together."""
+    equal_quotas: tuple[int, int] = (50, 50)
+    """As many of both, as random turns take in the long run; the paper gives no quotas."""
     little_memory: int = 192 * 1024
 
 
