@@ -45,6 +45,8 @@ def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoi
     """The class of the operator for a spec, and why it is that one.
 
     `auto` is `xjoin`: it joins in memory like `symmetric_hash` as long as everything fits, and spills when it does not.
+    In the experiments `diner` has more results while rows arrive, and `rpj` where the keys' frequencies do not change;
+    but the one takes about three times as long a row, also where everything fits, and the other twice as long to end.
     For a band it is `diner`, and where an input promises something of its keys, or has punctuations, `metadata_mjoin`.
     """
     reason = "asked for by name"
