@@ -121,7 +121,7 @@ def _panels(cells: Mapping[str, Cell], xs: Sequence[float], x: str) -> Callable[
 
 
 def _falls(value: str, word: str, cells: Sequence[str], what: str, join: str) -> Claim:
-    return Claim(f"{value}-falls", f"{what} means less {word} of {join}.", "it falls",
+    return Claim(f"{value}-falls", f"{what} means {word} of {join}.", "it falls",
                  partial(_trend, cells=cells, value=value, rises=False))  # fmt: skip
 
 
@@ -167,7 +167,7 @@ EXPERIMENTS = [
         "RPWJ: how far the window moves between invalidations",
         _SLIDES,
         [_falls(value, word, list(_SLIDES), "A longer slide", "RPWJ")
-         for value, word in (("delay", "delay"), ("disk", "disk time"), ("delayed", "delayed rows"))],
+         for value, word in (("delay", "less delay"), ("disk", "less disk time"), ("delayed", "fewer delayed rows"))],
         _panels(_SLIDES, WINDOWS.slides, "slide, s"),
     ),
     Experiment(
@@ -244,7 +244,7 @@ EXPERIMENTS = [
         "AH-EWJ: memory",
         _MEMORY,
         [_falls(value, word, list(_MEMORY), "More memory", "AH-EWJ")
-         for value, word in (("delay", "delay"), ("cpu", "CPU time"), ("disk", "disk time"))],
+         for value, word in (("delay", "less delay"), ("cpu", "less CPU time"), ("disk", "less disk time"))],
         _panels(_MEMORY, [memory / 1e6 for memory in WINDOWS.memories], "memory, MB"),
     ),
     Experiment(
