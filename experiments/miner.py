@@ -117,10 +117,11 @@ def star_total(tables: Mapping[str, pa.Table]) -> int:
 
 
 def possible(tables: Mapping[str, pa.Table], memory_rows: int) -> float:
-    """The share of a chain's results that can come online at most, if all inputs have equal parts of the memory.
+    """About the share of a chain's results that the best choice of rows would give online.
 
+    It is an estimate, of a memory that is full from the beginning and of which all inputs have equal parts to the end.
     A pair of rows comes online only if the first to arrive is still in memory when the second does. Of a value that is
-    n times in each middle input, of which k are in memory, that is at most 1 - (1 - k/n)^2 of all pairs; so memory is
+    n times in each middle input, of which k are in memory, that is about 1 - (1 - k/n)^2 of all pairs; so memory is
     best used by taking from the most frequent values until all have equally many rows outside. And those rows find
     the keys that they refer to only if these are in memory: at best the most frequent ones.
     """
@@ -362,7 +363,7 @@ EXPERIMENTS = [
                   "55% at 5% of memory, more than 80% at 20%", _four_inputs),
             Claim("modest-drop", "More inputs lose little: four give at most a quarter less than two.",
                   "a modest decrease", _modest_drop),
-            Claim("near-possible", "MINER finds most of what any choice of rows could find in so much memory (60%).",
+            Claim("near-possible", "MINER finds most (60%) of what the best choice of rows would, by an estimate.",
                   "(not of the paper)", _near_possible),
             Claim("indexes", "The six indexes take less than 2% of the memory.", "120 KB of 8.8 MB", _small_indexes),
         ],
