@@ -108,7 +108,7 @@ def run(
         cost = replace(cost, probe=chain * cost.comparison)
     else:
         operator = Partitioned(
-            spec, size, store, relation.reading(), wait=HYBRID.wait_share,
+            spec, size, store, relation.reading(), wait=HYBRID.wait_buffer / memory,
             n_invoke=max(2, int(HYBRID.n_invoke * scale)), r_wb=HYBRID.r_wb, rho=HYBRID.rho, alpha=HYBRID.alpha,
             max_delay=None,
         )  # fmt: skip

@@ -174,7 +174,8 @@ class Hybrid:
     stream_row: int = 64
     keys: int = 1_000_000
     memory: int = 40_000_000
-    wait_share: float = 0.1
+    wait_buffer: int = 4_000_000
+    """Bytes, of the memory; it stays when the memory varies."""
     segment: int = 1_000_000
     buckets: int = 89
     """Of MESHJOIN's hash table, and of the hash-partitioned relation."""
