@@ -99,7 +99,7 @@ def test_joins_are_given_memory_for_the_same_number_of_rows(modules: Any) -> Non
         schema = simulated.pa.schema([("key", simulated.pa.int64())])
         spec = simulated.JoinSpec(schema, schema, simulated.parse_on("key"), output=simulated.Output.COUNTS)
         held = simulated._rows_before_spill(contestant, spec, memory, grain, 2000)
-        assert 1000 <= held <= 1150, join
+        assert 950 <= held <= 1150, join  # of other keys, which fill the partitions' blocks a little differently
 
 
 def test_partitions_arrive_with_the_papers_probabilities(modules: Any) -> None:

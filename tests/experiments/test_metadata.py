@@ -36,7 +36,7 @@ def test_all_contestants_find_the_same(metadata: Any) -> None:
         "random": metadata.relying(0.02, 1, "random", scheduling="random"),
         "xjoin": metadata.forgetting_nothing(0.02, 1, "random"),
     }
-    assert len({run.values["total"] for run in runs.values()}) == 1 and runs["xjoin"].values["total"] > 500
+    assert len({run.values["total"] for run in runs.values()}) == 1 and runs["xjoin"].values["total"] > 300
     assert runs["immediate"].values["mean rows"] < runs["xjoin"].values["mean rows"]
     again = metadata.relying(0.02, 1, "random")
     assert again.values == runs["immediate"].values
