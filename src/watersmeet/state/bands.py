@@ -85,8 +85,8 @@ class BandCodec:
         if isinstance(width, float):
             # A difference that rounds to the width is below the next double; and sums round in the same order.
             doubles = ordered_doubles(words).view(np.float64)
-            reach = np.nextafter(width, np.inf)
             with np.errstate(invalid="ignore", over="ignore"):
+                reach = np.nextafter(width, np.inf)
                 low, high = doubles - reach, doubles + reach
             low[np.isnan(low)], high[np.isnan(high)] = -np.inf, np.inf
             # The two zeros are one value: as a bound, each must be on its own side of both.
