@@ -32,7 +32,7 @@ _SMALL = 1 << 20
 _SLACK = 4096
 """Bytes left free for the records of what is merged with all memory."""
 _LEAST_PAGE = 2048
-_LEAST_CATALOGUE = 12 * 1024
+_LEAST_CATALOGUE = 18 * 1024
 """So much memory for the records of runs, that merging them, which makes them fewer, can begin."""
 _LEAST_FOR_WIDE_ROWS = 16 * 1024
 """More pages in memory are more rows that may each be wider than a page."""
