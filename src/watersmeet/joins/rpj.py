@@ -56,7 +56,7 @@ class RPJ(MergingJoin):
     >>> from watersmeet.core.spec import JoinSpec, parse_on
     >>> from watersmeet.spill.store import MemoryStore
     >>> left, right = pa.record_batch({"id": range(2000)}), pa.record_batch({"id": range(1990, 4000)})
-    >>> join = RPJ(JoinSpec(left.schema, right.schema, parse_on("id")), 64 * 1024, MemoryStore(), reactive="dd")
+    >>> join = RPJ(JoinSpec(left.schema, right.schema, parse_on("id")), 80 * 1024, MemoryStore(), reactive="dd")
     >>> for event in (Arrive(LEFT, left), End(LEFT), Arrive(RIGHT, right), End(RIGHT)):
     ...     join.receive(event)
     >>> rows = 0
