@@ -37,7 +37,7 @@ def shortcomings(record: Record, progress: Progress, wrong: str | None) -> list[
     problems = [] if wrong is None else [wrong]
     if not progress.spilled:
         problems.append("nothing was spilled, as all rows fit into the memory; allow less of it, or more rows")
-    elif not record.reactive and record.silent_batches != 0:
+    elif not record.reactive and record.silent_batches is None:
         problems.append("no pair was found while the inputs were silent; try more rows, or another seed")
     if progress.peak > progress.budget:
         problems.append(f"{format_bytes(progress.peak)} of memory were used, more than allowed")
@@ -48,6 +48,8 @@ def remark(record: Record) -> str | None:
     """What the machine, and not the join, kept from being seen."""
     if record.silent_batches == 0:
         return "The machine was too busy to keep up with the sources, so there was no silence in which to join"
+    if record.silent_batches and not record.reactive:
+        return "Batches with rows had joined what was on disk in the time they left over: silence had nothing to add"
     return None
 
 
