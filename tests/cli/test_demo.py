@@ -56,7 +56,7 @@ def test_a_small_demo_spills_reacts_draws_and_is_verified(here: Path, capsys: py
     assert figures["orders"] == "6,000 rows" and figures["shipments"] == "4,800 rows"
     assert figures["verified with DuckDB"] == "yes"
     assert not figures["spilled"].startswith("0 ")
-    assert int(figures["found while both were silent"].removesuffix(" pairs").replace(",", "")) > 0
+    assert int(figures["found in pauses, from disk"].removesuffix(" pairs").replace(",", "")) > 0
     assert 0 < float(figures["before the last row arrived"].split("%")[0]) <= 100
     assert figures["peak memory"].endswith(" KiB of 512 KiB")
 
@@ -149,7 +149,7 @@ def test_what_must_be_seen_and_was_not() -> None:
     progress = Progress(NAMES, (10, 10), 5, spilled=100, peak=3, budget=2)
     told = shortcomings(Record(), progress, None)
     assert len(told) == 2
-    assert "no pair was found while the inputs were silent" in told[0]
+    assert "no pair was found in the pauses" in told[0]
     assert "more than allowed" in told[1]
 
 

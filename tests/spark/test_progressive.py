@@ -93,6 +93,7 @@ def test_rows_spill_and_every_pair_comes_once_by_the_last_end(spark: Any, tmp_pa
     ]  # fmt: skip
     assert sum(each["spilled"] for each in figures) > 0
     assert max(each["work_left"] for each in figures) > 0
+    assert 0 < sum(each["reactive"] for each in figures) < found.total()
     assert all(0 < each["memory"] <= each["budget"] == 224 * 1024 for each in figures[:-1])
     assert figures[-1]["state_bytes"] == figures[-1]["state_rows"] == 0 < figures[0]["state_bytes"]
     # The rows' times are of 1970: every delay is of the longest class.

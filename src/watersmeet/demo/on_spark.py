@@ -164,7 +164,8 @@ class SparkRun:
                     tally.add(report)
                     if any(report.taken) and not report.rows and not report.ended:
                         record.silent_batches = (record.silent_batches or 0) + 1
-                        record.reactive += report.results
+                    if not report.ended:
+                        record.reactive += int(report.figures.get("reactive", 0))
                     phase = "arriving" if report.rows else "silent"
                     delivered = report.began + report.seconds
                     record.look(delivered - tally.began, tally.progress(delivered, phase))

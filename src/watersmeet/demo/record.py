@@ -27,7 +27,7 @@ class Record:
 
     samples: list[Sample] = field(default_factory=list)
     reactive: int = 0
-    """Rows found while the inputs were silent."""
+    """Rows found, with what was on disk, while no row had to be taken in."""
 
     silent_batches: int | None = None
     """Micro-batches without a row before the end, where there are micro-batches."""

@@ -24,7 +24,7 @@ def summary(schedule: Schedule, record: Record, progress: Progress, verified: bo
     table.add_row("pairs", f"{progress.rows_out:,}")
     table.add_row("first result after", "-" if first is None else format_seconds(first))
     table.add_row("before the last row arrived", f"{before / max(1, progress.rows_out):.1%} of all pairs")
-    table.add_row("found while both were silent", f"{record.reactive:,} pairs")
+    table.add_row("found in pauses, from disk", f"{record.reactive:,} pairs")
     table.add_row("spilled", format_bytes(progress.spilled))
     table.add_row("peak memory", f"{format_bytes(progress.peak)} of {format_bytes(progress.budget)}")
     table.add_row("total time", format_seconds(progress.elapsed))
@@ -37,8 +37,8 @@ def shortcomings(record: Record, progress: Progress, wrong: str | None) -> list[
     problems = [] if wrong is None else [wrong]
     if not progress.spilled:
         problems.append("nothing was spilled, as all rows fit into the memory; allow less of it, or more rows")
-    elif not record.reactive and record.silent_batches is None:
-        problems.append("no pair was found while the inputs were silent; try more rows, or another seed")
+    elif not record.reactive:
+        problems.append("no pair was found in the pauses; try more rows, or another seed")
     if progress.peak > progress.budget:
         problems.append(f"{format_bytes(progress.peak)} of memory were used, more than allowed")
     return problems
@@ -48,8 +48,6 @@ def remark(record: Record) -> str | None:
     """What the machine, and not the join, kept from being seen."""
     if record.silent_batches == 0:
         return "The machine was too busy to keep up with the sources, so there was no silence in which to join"
-    if record.silent_batches and not record.reactive:
-        return "Batches with rows had joined what was on disk in the time they left over: silence had nothing to add"
     return None
 
 

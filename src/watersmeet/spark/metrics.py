@@ -48,6 +48,8 @@ class Figures:
     """Of a progressive join: bytes that did not fit into memory."""
     work_left: int = 0
     """Of a progressive join: 1 if there was reactive work left when the fuel was used up."""
+    reactive: int = 0
+    """Of a progressive join: results found with the fuel that the batch's rows left over, with what is on disk."""
     task_ms: int = 0
     """How long the task took, in milliseconds: from its first row to its last result, handing over included."""
     delays: Sequence[Sequence[int]] = ()

@@ -112,6 +112,7 @@ class BatchCounts:
     state_rows: int = 0
     state_bytes: int = 0
     work_left: bool = False
+    reactive: int = 0
     delays: list[list[int]] = field(default_factory=list)
 
 
@@ -184,6 +185,7 @@ class OperatorGroup:
                 state_rows=0 if snapshot is None else seen,
                 state_bytes=0 if snapshot is None else sum(map(store.size, snapshot.segments)),
                 work_left=course.work_left,
+                reactive=course.reactive,
                 delays=delays.counts if self._times else [],
             )
         except BaseException as error:
@@ -274,6 +276,8 @@ class _Course:
         self._left = fuel
         self._now = now
         self._status = Status.NEED_INPUT
+        self.reactive = 0
+        """Results found with the fuel that rows and ends left over."""
 
     @property
     def done(self) -> bool:
@@ -292,10 +296,12 @@ class _Course:
         for number in sorted(ended):
             self._tell(End(number))
         if not self.done and self._left > 0:
+            before = self._results.rows
             self._tell(Stall())
             while self._status is Status.HAS_WORK and self._left > 0:
                 self._poll(min(self._left, POLL_FUEL))
                 self._drain()
+            self.reactive = self._results.rows - before
 
     def _tell(self, event: Event) -> None:
         """Hand over an event, and work off what it asks for."""

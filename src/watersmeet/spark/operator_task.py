@@ -134,6 +134,7 @@ def _figures(counts: BatchCounts, began: float) -> Figures:
         state_bytes=counts.state_bytes,
         spilled=counts.spilled,
         work_left=int(counts.work_left),
+        reactive=counts.reactive,
         task_ms=round((time.monotonic() - began) * 1000),
         delays=counts.delays,
     )
