@@ -317,16 +317,15 @@ class Cluster:
 def make_groups(times: list[Float64], keys: list[Int64], groups: int, window: float, theta: int | None) -> list[Group]:
     """The rows of both streams by partition-group, each with the number of its partners."""
     matches = partners(times, keys, window)
-    split: list[list[tuple[Float64, Uint64, Int64]]] = [[], []]
+    parts: list[list[tuple[Float64, Uint64, Int64]]] = []
     for stream in (0, 1):
         hashes = np.empty(len(keys[stream]), np.uint64)
         hash_words(keys[stream], hashes)
         numbers = ((hashes >> _GROUP_SHIFT) % np.uint64(groups)).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
-        ends = np.cumsum(np.bincount(numbers, minlength=groups))[:-1]
-        columns = [np.split(values[order], ends) for values in (times[stream], hashes, matches[stream])]
-        split[stream] = list(zip(*columns, strict=True))
-    return [
-        Group(*(list(column) for column in zip(split[0][number], split[1][number], strict=True)), window, theta)
-        for number in range(groups)
-    ]
+        rows = np.split(order, np.cumsum(np.bincount(numbers, minlength=groups))[:-1])
+        parts.append([(times[stream][each], hashes[each], matches[stream][each]) for each in rows])
+    made = []
+    for left, right in zip(*parts, strict=True):
+        made.append(Group([left[0], right[0]], [left[1], right[1]], [left[2], right[2]], window, theta))
+    return made
