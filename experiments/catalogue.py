@@ -14,6 +14,7 @@ from experiments.metadata import EXPERIMENTS as METADATA
 from experiments.miner import EXPERIMENTS as MINER
 from experiments.mjoin import EXPERIMENTS as MJOIN
 from experiments.model import Experiment
+from experiments.parallel import EXPERIMENTS as PARALLEL
 from experiments.pool import run_all
 from experiments.rpj_figures import EXPERIMENTS as RPJ_FIGURES
 from experiments.rpj_flush import EXPERIMENTS as RPJ_FLUSH
@@ -30,6 +31,7 @@ EXPERIMENTS: Sequence[Experiment] = (
     *METADATA,
     *WINDOW_JOINS,
     *HYBRID,
+    *PARALLEL,
 )
 
 

@@ -92,6 +92,7 @@ class Group:
         self.times, self._hashes, self.matches, self._window = times, hashes, matches, window
         self.sent = [0, 0]
         """Rows that have left the master."""
+        self._come: list[list[int]] = [[], []]
         self._oldest = [0, 0]
         self._newest = [0, 0]
         self.directory = ExtendibleDirectory(_NO_TUNING if theta is None else theta)
@@ -103,17 +104,25 @@ class Group:
         """In the window."""
         return sum(self._newest) - sum(self._oldest)
 
-    def due(self, stream: int, now: float) -> Chunk | None:
-        """What the master has of a stream, taken from it."""
-        begin = self.sent[stream]
-        end = int(np.searchsorted(self.times[stream], now, side="right"))
+    def plan(self, slot: float, turns: int) -> None:
+        """Find which rows have come by the end of each turn; turn 0 is the beginning."""
+        ends = np.arange(turns + 1) * slot
+        self._come = [np.searchsorted(times, ends, side="right").tolist() for times in self.times]
+
+    def come(self, turn: int) -> int:
+        """Rows of both streams that have come by the end of a turn."""
+        return self._come[0][turn] + self._come[1][turn]
+
+    def due(self, number: int, stream: int, turn: int) -> Chunk | None:
+        """What the master has of a stream, taken from it; `number` is the group's."""
+        begin, end = self.sent[stream], self._come[stream][turn]
         self.sent[stream] = end
-        return Chunk(-1, stream, begin, end) if end > begin else None
+        return Chunk(number, stream, begin, end) if end > begin else None
 
     def join(self, chunk: Chunk) -> int:
         """Compare new rows with the other stream's, and keep them; returns the comparisons."""
         stream = chunk.stream
-        self._expire(float(self.times[stream][chunk.begin]) - self._window)
+        self._expire(self.times[stream][chunk.begin] - self._window)
         buckets = self.directory.find(self._hashes[stream][chunk.begin : chunk.end])
         fresh = np.bincount(buckets, minlength=len(self.directory.sizes))
         comparisons = int(fresh @ self._sizes[1 - stream])
@@ -126,7 +135,7 @@ class Group:
     def _expire(self, before: float) -> None:
         for stream in (0, 1):
             first, last = self._oldest[stream], self._newest[stream]
-            until = first + int(np.searchsorted(self.times[stream][first:last], before, side="left"))
+            until = first + int(self.times[stream][first:last].searchsorted(before))
             if until > first:
                 buckets = self.directory.find(self._hashes[stream][first:until])
                 self._sizes[stream] = self._sizes[stream] - np.bincount(buckets, minlength=len(self.directory.sizes))
@@ -205,8 +214,7 @@ class Cluster:
         self.groups, self.balancer, self._machine = groups, balancer, machine
         self._distribution, self._every = distribution, max(1, round(reorganization / distribution))
         self._sub_groups, self._balancing = sub_groups, balancing
-        slots = int(balancer.owner.max()) + 1
-        self.slaves = {slot: Slave() for slot in range(max(slots, len(balancer.active)))}
+        self.slaves = {slot: Slave() for slot in balancer.active}
         self.slaves[0].speed = slow
         self.measure_from = 0.0
         self.delay = 0.0
@@ -225,23 +233,26 @@ class Cluster:
         """Distribute, join, and reorganize until the time is over."""
         self.measure_from = warm_up
         slot = self._distribution / self._sub_groups
-        for turn in range(1, int(seconds / slot + 1e-9) + 1):
+        turns = int(seconds / slot + 1e-9)
+        for group in self.groups:
+            group.plan(slot, turns)
+        for turn in range(1, turns + 1):
             now = turn * slot
+            if now > warm_up:
+                self.begun = self.begun or self.spent()
+                self.most_buffered = max(self.most_buffered, self._buffered(turn))
             part = (turn - 1) % self._sub_groups
-            if not self.begun and now > warm_up:
-                self.begun = {number: (slave.cpu, slave.communication) for number, slave in self.slaves.items()}
-            self.most_buffered = max(self.most_buffered, self._buffered(now)) if now > warm_up else 0
-            self._distribute([s for i, s in enumerate(self.balancer.active) if i % self._sub_groups == part], now)
+            self._distribute(self.balancer.active[part :: self._sub_groups], turn, now)
             if part == self._sub_groups - 1:
                 self._end_epoch(now, turn // self._sub_groups)
 
-    def _buffered(self, now: float) -> int:
+    def spent(self) -> dict[int, tuple[float, float]]:
+        """Each slave's CPU and communication so far."""
+        return {number: (slave.cpu, slave.communication) for number, slave in self.slaves.items()}
+
+    def _buffered(self, turn: int) -> int:
         """Rows that wait at the master."""
-        waiting = 0
-        for group in self.groups:
-            for stream in (0, 1):
-                waiting += int(np.searchsorted(group.times[stream], now, side="right")) - group.sent[stream]
-        return waiting
+        return sum(group.come(turn) - sum(group.sent) for group in self.groups)
 
     def _end_epoch(self, now: float, epoch: int) -> None:
         if now > self.measure_from:
@@ -249,27 +260,24 @@ class Cluster:
         if epoch % self._every == 0 and self._balancing:
             self._reorganize(now)
 
-    def _distribute(self, slots: list[int], now: float) -> None:
+    def _distribute(self, slots: list[int], turn: int, now: float) -> None:
         """The master serves one slave after the other; each waits for its turn."""
         served = now
         for number in slots:
-            slave = self._slave(number)
+            slave = self.slaves[number]
             self._process(slave, now)
             slave.occupancies.append(slave.waiting / self._machine.buffer)
             rows = 0
             for group in self.balancer.groups_of(number):
                 for stream in (0, 1):
-                    chunk = self.groups[group].due(stream, now)
+                    chunk = self.groups[group].due(group, stream, turn)
                     if chunk is not None:
-                        slave.queue.append(chunk._replace(group=group))
+                        slave.queue.append(chunk)
                         rows += chunk.end - chunk.begin
             came = max(now, slave.free_at)
             served = max(served, came) + self._machine.message + rows * self._machine.row_bytes * self._machine.byte
             slave.communication += served - came
             slave.free_at = served
-
-    def _slave(self, number: int) -> Slave:
-        return self.slaves.setdefault(number, Slave())
 
     def _process(self, slave: Slave, until: float) -> None:
         """Join what is in the buffer, as far as time allows."""
@@ -291,7 +299,7 @@ class Cluster:
         epoch = self._every * self._distribution
         occupancy, busy = {}, {}
         for number in self.balancer.active:
-            slave = self._slave(number)
+            slave = self.slaves[number]
             occupancy[number] = float(np.mean(slave.occupancies)) if slave.occupancies else 0.0
             busy[number] = (slave.cpu + slave.communication - slave.reported) / epoch
             slave.occupancies.clear()
@@ -302,7 +310,7 @@ class Cluster:
 
     def _move(self, move: Move, now: float) -> None:
         """Send a group's window, and what of it is still to be joined."""
-        giver, taker = self._slave(move.giver), self._slave(move.taker)
+        giver, taker = self.slaves[move.giver], self.slaves[move.taker]
         going = [chunk for chunk in giver.queue if chunk.group == move.group]
         giver.queue = deque(chunk for chunk in giver.queue if chunk.group != move.group)
         rows = self.groups[move.group].rows + sum(chunk.end - chunk.begin for chunk in going)

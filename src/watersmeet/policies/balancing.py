@@ -6,9 +6,9 @@ another a consumer, and each supplier hands one group to a consumer. If no slot 
 spare, and some are let go; if suppliers are too many for the consumers, slots are added (thesis [1]_, sections
 7.4.3 and 7.5.1).
 
-Beyond the thesis: a supplier may hand over the group that evens out the two slots best instead of a random one, and
-slots are let go only if the others have room for their work. By the thesis' own rule a slot goes as soon as none is
-overloaded, until one is, and then comes back: the number of slots swings around the right one for ever.
+Beyond the thesis: a supplier may hand over the groups that even out the two slots instead of one at random, and slots
+come and go only if the work does not fit into those there are, or fits into fewer. By the thesis' own rule a slot goes
+as soon as none is overloaded, until one is, and then comes back: their number swings around the right one for ever.
 
 .. [1] A. Chakraborty. Processing Exact Results for Queries over Data Streams. PhD thesis, University of Waterloo, 2010.
 """
@@ -74,7 +74,8 @@ class Declustering:
     step: int = 1
     """So many at a time (delta)."""
     headroom: float | None = 0.9
-    """Slots are let go if the others would be busy for this share of their time at most; None: without asking."""
+    """Slots are let go if the others would be busy for this share of their time at most, and added if those there are
+    would be busy for more; None: without asking, as in the thesis."""
 
     def __post_init__(self) -> None:
         if self.suppliers < 0 or not 0 < self.ratio < 1 or self.step < 1:
@@ -107,11 +108,11 @@ class Balancer:
     >>> balancer = Balancer(groups=6, slots=(1, 3), start=2)
     >>> balancer.owner.tolist()
     [0, 1, 0, 1, 0, 1]
-    >>> work = np.array([9.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    >>> work = np.array([4.0, 1.0, 4.0, 1.0, 1.0, 1.0])
     >>> balancer.reorganize(occupancy={0: 0.8, 1: 0.0}, busy={0: 1.0, 1: 0.3}, work=work)
-    [Move(group=0, giver=0, taker=2)]
+    [Move(group=0, giver=0, taker=1)]
     >>> balancer.owner.tolist(), balancer.active
-    ([2, 1, 0, 1, 0, 1], [0, 1, 2])
+    ([1, 1, 0, 1, 0, 1], [0, 1])
     """
 
     def __init__(
@@ -122,11 +123,14 @@ class Balancer:
         thresholds: Thresholds | None = None,
         declustering: Declustering | None = None,
         pick: Pick = evening,
+        one_each: bool = False,
     ) -> None:
         """:param groups: partition-groups; many more than slots
         :param slots: the fewest and the most that may be active; equal: their number is not changed
         :param start: slots at the beginning; the most if None
         :param pick: which group a supplier hands over
+        :param one_each: a supplier hands over one group at the end of an epoch, as in the thesis, and not as many as
+            make it and the consumer even
         """
         least, most = slots
         start = most if start is None else start
@@ -139,6 +143,7 @@ class Balancer:
         self._thresholds = thresholds or Thresholds()
         self._declustering = declustering or Declustering()
         self._pick = pick
+        self._one_each = one_each
         self.active = list(range(start))
         """Slots that have groups, or are to get some."""
         self.owner: Int64 = np.arange(groups, dtype=np.int64) % start
@@ -166,7 +171,7 @@ class Balancer:
             if wanted < len(self.active) and self._fits(busy, wanted):
                 return self._shrink(wanted, busy, work)
             return []
-        if len(suppliers) > rules.ratio * len(consumers):
+        if len(suppliers) > rules.ratio * len(consumers) and not self._fits(busy, wanted, without=False):
             added = self._grow(min(self._most, wanted + rules.step))
             consumers = [*added, *consumers]
         return self._hand_over(suppliers, consumers, work)
@@ -174,19 +179,26 @@ class Balancer:
     def _ranked(self, roles: dict[int, Role], role: Role, key: Callable[[int], float]) -> list[int]:
         return sorted((slot for slot in self.active if roles[slot] is role), key=lambda slot: (key(slot), slot))
 
-    def _fits(self, busy: dict[int, float], slots: int) -> bool:
+    def _fits(self, busy: dict[int, float], slots: int, without: bool = True) -> bool:
+        """Whether the work has room in so many slots; `without` headroom that it should have, this is the answer."""
         headroom = self._declustering.headroom
-        return headroom is None or sum(busy.values()) <= headroom * slots
+        return without if headroom is None else sum(busy.values()) <= headroom * slots
 
     def _hand_over(self, suppliers: list[int], consumers: list[int], work: Float64) -> list[Move]:
         moves = []
         # The fullest supplier meets the idlest consumer; each supplier yields one group, each consumer takes one.
         for giver, taker in zip(suppliers, consumers, strict=False):
             groups = self.groups_of(giver)
-            if len(groups) < 2:  # moving the only group would move the overload
-                continue
             surplus = float(work[groups].sum() - work[self.groups_of(taker)].sum())
-            moves.append(Move(self._pick(groups, work[groups], surplus), giver, taker))
+            while len(groups) > 1:  # moving the only group would move the overload
+                group = self._pick(groups, work[groups], surplus)
+                if not self._one_each and work[group] >= surplus:  # it would only swap the two
+                    break
+                moves.append(Move(group, giver, taker))
+                groups.remove(group)
+                surplus -= 2 * float(work[group])
+                if self._one_each:
+                    break
         return self._apply(moves)
 
     def _grow(self, slots: int) -> list[int]:

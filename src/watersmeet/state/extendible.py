@@ -81,18 +81,20 @@ class ExtendibleDirectory:
 
         :param count: tells how a bucket's rows divide; asked once for each split
         """
+        if len(self._bits) == 1 and self.sizes[0] <= 2 * self.theta:
+            return
         waiting = [bucket for bucket in self.buckets if self.sizes[bucket] > 2 * self.theta]
         while waiting:
             bucket = waiting.pop()
             if self._depths[bucket] < MOST_DEPTH:
                 waiting += [half for half in self._split(bucket, count) if self.sizes[half] > 2 * self.theta]
-        small = [bucket for bucket in self.buckets if self.sizes[bucket] < self.theta]
+        small = list(filter(self._is_small, self.buckets))
         while small:
             bucket = small.pop()
             if bucket in self._free or not self._merge(bucket):
                 continue
-            if self.sizes[bucket] < self.theta:
-                small.append(bucket)
+            # Merged, it may be small still, or the buddy that a small one has been waiting for.
+            small += [each for each in (bucket, self.buddy(bucket)) if each is not None and self._is_small(each)]
         self._halve()
 
     def buddy(self, bucket: int) -> int | None:
@@ -102,6 +104,9 @@ class ExtendibleDirectory:
             return None
         other = int(self._entries[self._bits[bucket] ^ (1 << (depth - 1))])
         return other if self._depths[other] == depth else None
+
+    def _is_small(self, bucket: int) -> bool:
+        return bool(self.sizes[bucket] < self.theta)
 
     def _split(self, bucket: int, count: Count) -> tuple[int, int]:
         depth = self._depths[bucket]
