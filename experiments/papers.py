@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from watersmeet.sources.traces import Quarters
+
 SEEK = 0.010
 """Seconds to find a place on the disk."""
 TRANSFER = 0.0001 / 1024
@@ -195,14 +197,23 @@ class Hybrid:
     basic_window: int = 2_000_000
     """Bytes that lie side by side on the disk; for each more the head moves."""
     biases: tuple[float, ...] = (0.5, 0.6, 0.7)
-    quarters: tuple[float, float, float, float] = (0.6, 0.1, 0.1, 0.2)
-    """Of PQRS: early and low, late and low, early and high, late and high; the thesis gives none."""
+    low: float = 0.7
+    """The share of PQRS's lower half of the keys; the thesis gives none."""
+    lows: tuple[float, ...] = (0.6, 0.7, 0.8, 0.9)
     longest_interval: int = 70_000
     """Tuples of a mini-interval."""
     seek: float = 0.0054
     latency: float = 0.003
     bandwidth: float = 20e6
     page_bytes: int = 4096
+
+    def quarters(self, low: float) -> Quarters:
+        """Shares of PQRS: each half of the keys has six sevenths, or two thirds, of its rows in its own half of time.
+
+        >>> [round(share, 3) for share in HYBRID.quarters(0.7).shares]
+        [0.6, 0.1, 0.1, 0.2]
+        """
+        return Quarters(low * 6 / 7, low / 7, (1 - low) / 3, (1 - low) * 2 / 3)
 
 
 HYBRID = Hybrid()

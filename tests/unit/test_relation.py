@@ -342,12 +342,20 @@ def upsert(path: Path) -> None:
     wm.Relation.open(path).upsert({"id": i, "text": "new"} for i in range(0, 90, 7))
 
 
+def outgrow(path: Path) -> None:
+    """Put in so many rows that partitions are cut, and what the version before last had is removed."""
+    relation = wm.Relation.open(path)
+    partitions = relation.partitions
+    relation.upsert({"id": i, "text": "more"} for i in range(10, 110))
+    assert relation.partitions > partitions or relation.latest.cut_in > 1
+
+
 def delete(path: Path) -> None:
     wm.Relation.open(path).delete(list(range(0, 60, 3)))
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "failed"])
-@pytest.mark.parametrize("act", [build, rebuild, upsert, delete], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("act", [build, rebuild, upsert, outgrow, delete], ids=lambda act: act.__name__)
 def test_whole_whenever_it_fails(act: Callable[[Path], None], kill: bool, tmp_path: Path) -> None:
     """Every write, sync, rename, creation and removal fails in turn; the relation is as before or as after."""
 

@@ -390,6 +390,20 @@ def test_the_schema_is_not_repeated_on_plain_pages() -> None:
     assert segment.page_nbytes(0) < batch.nbytes + 50 * 8 + 50 * 64
 
 
+def test_the_size_does_not_depend_on_the_checksums() -> None:
+    sizes, digits = set(), set()
+    for number in range(200):
+        store = MemoryStore()
+        with SegmentWriter(store, "s", pa.schema({"id": pa.int64()})) as writer:
+            writer.write_page(pa.record_batch({"id": [number]}))
+            writer.add_array("a", np.array([number]))
+            segment = writer.seal()
+        sizes.add(segment.nbytes)
+        digits.add(len(str(segment._directory.pages[0, 2])))
+    assert len(digits) > 1
+    assert len(sizes) == 1
+
+
 def test_misuse_is_refused(store: Store) -> None:
     writer = SegmentWriter(store, "s", PLAIN)
     with pytest.raises(ProtocolError, match=r"holds rows of id: int64, name: string, not of id: int64;"):

@@ -24,7 +24,7 @@ from watersmeet.state.side import Layout, SideTable, row_bytes
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-_RING_BYTES = 40
+RING_BYTES = 40
 """Of each row in the queue, beside its columns: its entry and bucket in the index, its number in the table, whether it
 matched.
 """
@@ -101,20 +101,18 @@ class MeshJoin(LookupJoin):
         types = RowPlan(spec.pairs, 0, exact_hash=False).types
         slots = 1 << (len(version.ids) + 1).bit_length()
         blocks = max(8, min(len(version.ids) + 2, 16)) * (_BLOCK_ROWS * row_bytes(types) + _CHUNK)
-        return version.largest_segment + slots * 64 + blocks + _LEAST_ROWS * _RING_BYTES
+        return version.largest_segment + slots * 64 + blocks + _LEAST_ROWS * RING_BYTES
 
     def _lay_out(self, room: int) -> None:
         version, plan = self.version, self.answers.plans[0]
         self._scan: list[int] = version.ids.tolist()
         self.claim("the segment being read", version.largest_segment)
         left = room - version.largest_segment
-        width = row_bytes(plan.types)
-        rows = max(_LEAST_ROWS, left // (width + _RING_BYTES))
-        size = 1 << (rows.bit_length() - 1)
+        size, rows = _ring(left, row_bytes(plan.types))
         self.claim("queue", left)
         self._table = SideTable(
             plan.types,
-            Budget(left - size * _RING_BYTES),
+            Budget(left - size * RING_BYTES),
             Layout((len(self._scan) + 1).bit_length(), _BLOCK_ROWS, _CHUNK),
             "queue",
             by_hash=False,
@@ -123,7 +121,7 @@ class MeshJoin(LookupJoin):
         self._heads, self._numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
         self._matched = np.zeros(size, np.bool_)
         self._out = np.empty(len(self.answers.probes), np.int64)
-        self._share = max(1, size // max(1, len(self._scan)))
+        self._share = max(1, rows // max(1, len(self._scan)))
         """Rows of a queue segment: w of the thesis."""
         self._free = list(range(self._table.layout.partitions - 1, -1, -1))
         self._next = self._oldest = 0
@@ -179,8 +177,8 @@ class MeshJoin(LookupJoin):
 
     @property
     def capacity(self) -> int:
-        """Rows that the queue can hold."""
-        return len(self._hashes)
+        """Rows that the queue can hold, if they are not wide."""
+        return self._share * len(self._scan)
 
     @property
     def rows_waiting(self) -> int:
@@ -284,6 +282,18 @@ class MeshJoin(LookupJoin):
         assert all(each < max(1, len(self._scan)) for each in reads)
 
 
+def _ring(room: int, width: int) -> tuple[int, int]:
+    """Places of the ring, a power of two, and rows of so many bytes that room is left for, as many as there can be.
+
+    >>> _ring(31 << 20, 92)
+    (262144, 239348)
+    """
+    most = max(_LEAST_ROWS, room // (width + RING_BYTES))
+    small = 1 << (most.bit_length() - 1)
+    sizes = [(size, min(size, (room - size * RING_BYTES) // width)) for size in (small, 2 * small)]
+    return max(sizes, key=lambda each: each[1])
+
+
 class MeshUnit(Unit):
     """A segment of the relation on its way through the queue."""
 
@@ -291,6 +301,7 @@ class MeshUnit(Unit):
         self._join = join
         self._answers: Answers = join.answers
         self._index = index
+        self.widest = widest
         self._at_row, self._link = 0, -1
         self._skip = skip
         self._room = join.answers.room(join._widest + widest)

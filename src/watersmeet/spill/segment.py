@@ -39,6 +39,7 @@ _END_MARK = b"wm.end.1"
 _TRAILER = struct.Struct("<QQI8s")  # the directory's offset, length and checksum, end mark
 _POSITION = struct.Struct("<QQ")
 _ZEROS = bytes(ALIGNMENT)
+_CHECKSUM_DIGITS = len(str(2**32 - 1))
 _REMEDY = "run the join again or restore an older snapshot, and check the disk if this comes back"
 
 
@@ -131,7 +132,7 @@ class SegmentWriter:
             },
             "meta": dict(meta or {}),
         }
-        text = json.dumps(directory, separators=(",", ":"), default=_plain_number).encode()
+        text = json.dumps(directory, separators=(",", ":"), default=_plain_number).encode() + self._digits_spared()
         position = _POSITION.pack(self.nbytes, len(text))
         checksum = zlib.crc32(position, zlib.crc32(text))
         self._write(text)
@@ -139,6 +140,13 @@ class SegmentWriter:
         self._guard(self._out.commit)
         self._ended = True
         return Segment(self._store, self.name, _parse(text, self.nbytes, checksum))
+
+    def _digits_spared(self) -> bytes:
+        """As many spaces as the checksums are short of their most digits: fewer rows never take more bytes, whatever
+        the checksums are, so that who has room for a segment has room for what is left of it.
+        """
+        checksums = [page[2] for page in self._pages] + [block.checksum for block in self._arrays.values()]
+        return b" " * sum(_CHECKSUM_DIGITS - len(str(checksum)) for checksum in checksums)
 
     def abort(self) -> None:
         """Leave nothing; harmless after `seal`."""
