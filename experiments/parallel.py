@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +22,7 @@ _IDLE = 0.05
 """Of the time: less is nothing."""
 
 
-@cache
+@lru_cache(maxsize=2)
 def _streams(scale: float, seed: int, rate: int) -> tuple[list[Float64], list[Int64]]:
     times = [poisson_times(rate, PARALLEL.seconds * scale, 2 * seed + side) for side in (0, 1)]
     domain = max(1000, int(PARALLEL.keys * scale))
