@@ -19,7 +19,8 @@ from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.joins.answers import MappedIndex
-from watersmeet.joins.lookups import LookupJoin, LookupSizing
+from watersmeet.joins.lookup_frame import LookupSizing
+from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import RING_BYTES, MeshJoin, MeshUnit
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.sources.schedules import Schedule

@@ -18,8 +18,8 @@ from watersmeet.joins.shared_lookup import SharedLookup, _Member
 from watersmeet.planner import LOOKUPS
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-CHUNKS = 20 if DEEP else 1
-CASES_PER_CHUNK = 100 if DEEP else 30
+CHUNKS = 10 if DEEP else 1
+CASES_PER_CHUNK = 200 if DEEP else 30
 MAKERS = {LookupChain: make_chain_case, SharedLookup: make_shared_case}
 
 

@@ -19,7 +19,8 @@ from watersmeet.cli import run
 from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
 from watersmeet.joins.index_nested_loop import IndexNestedLoop
-from watersmeet.joins.lookups import LookupJoin, Waiting
+from watersmeet.joins.lookup_frame import Waiting
+from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.meshjoin import MeshJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.policies.join_memory import ArrivalFrequency, victims

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.joins.answers import Asked, Index, MappedIndex, Unit
-from watersmeet.joins.lookups import PAGE_BYTES, LookupJoin
+from watersmeet.joins.lookup_frame import PAGE_BYTES
+from watersmeet.joins.lookups import LookupJoin
 from watersmeet.kernels import lru
 from watersmeet.state.relation import RelationSegment, Version
 
@@ -20,7 +21,6 @@ Int64 = NDArray[np.int64]
 
 _FRAME_BYTES = PAGE_BYTES + 16
 _LEAST_FRAMES = 4
-_NO_SLOTS = np.empty(0, np.int32)
 
 
 class PageCache:
@@ -102,7 +102,7 @@ class IndexNestedLoop(LookupJoin):
         rows = asked.take(slice(0, count))
         numbers = self.version.segment_ids(part)
         if not numbers:
-            return count, Unit(self.answers, rows, _NO_SLOTS, [], 0)
+            return count, self.ask_nothing(rows)
         return count, IndexUnit(self, rows, numbers, self.widest_of(part))
 
     def mapped(self, number: int) -> RelationSegment:

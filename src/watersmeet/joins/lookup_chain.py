@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
 from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.operator import Snapshot
+from watersmeet.joins.cascade import Cascade, member_prefix, member_snapshot
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.snapshots import check_snapshot
@@ -56,7 +56,7 @@ class _Epoch(Intake):
         self.pins = ()
 
 
-class LookupChain:
+class LookupChain(Cascade):
     """Look-ups that hand their rows on to each other, within one budget.
 
     ```
@@ -112,7 +112,7 @@ class LookupChain:
         self.store = store
         shares = self._divide(spec, memory, relations, kind)
         self._stages = [
-            _Stage(kind(stage, share, SharedStore(store, f"n{number}-"), relation, **options))
+            _Stage(kind(stage, share, SharedStore(store, member_prefix(number)), relation, **options))
             for number, (stage, share, relation) in enumerate(zip(spec.stages, shares, relations, strict=True))
         ]
         self.budget = JointBudget(memory, [stage.join.budget for stage in self._stages])
@@ -201,31 +201,25 @@ class LookupChain:
         if self._received_at is None:
             self._received_at = round(now * 1e6)
         before = self.cost
-        left = max(1, fuel)
-        out: pa.RecordBatch | None = None
-        while left > 0 and out is None:
-            number = self._next_to_work()
-            if number is None:
-                break
-            out, used = self._poll_stage(number, now, left)
-            left -= used
-        status = self._status()
+        out = self._work(now, fuel)
+        status = self._joint_status(self._ended or len(self._epochs) > 1 or self._epochs[0].rows > 0)
         self._must_poll = status is Status.HAS_OUTPUT
         if not self._must_poll:
             self._received_at = None
         return Step(out, status, self.cost - before)
 
+    @property
+    def _members(self) -> list[_Stage]:
+        return self._stages
+
     def _next_to_work(self) -> int | None:
-        """The last one that must work: it has to be free to take what those before it find. Then those who can."""
+        """Those who have rows; then rows set out; then those who keep others from it; then those who can work."""
         found = self._last_with(Status.HAS_OUTPUT)
         while found is None and self._set_out():
             found = self._last_with(Status.HAS_OUTPUT)
         if found is None and len(self._epochs) > 1:
             return self._on_their_way()
         return self._last_with(Status.HAS_WORK) if found is None else found
-
-    def _last_with(self, status: Status) -> int | None:
-        return next((i for i in reversed(range(len(self._stages))) if self._stages[i].status is status), None)
 
     def _set_out(self) -> bool:
         """Let rows set out, or tell the first look-up that there are no more; False if there is nothing of that."""
@@ -267,13 +261,9 @@ class LookupChain:
                 return number
         return None
 
-    def _poll_stage(self, number: int, now: float, fuel: int) -> tuple[pa.RecordBatch | None, int]:
-        stage = self._stages[number]
-        step = stage.join.poll(now, fuel)
-        used = max(1, step.cost.probes + step.cost.inserts + step.cost.results)
-        stage.status = step.status
+    def _hand_on(self, number: int, step: Step, now: float) -> pa.RecordBatch | None:
         if number == len(self._stages) - 1:
-            return None if step.out is None else self._result(step.out, now), used
+            return None if step.out is None else self._result(step.out, now)
         following = self._stages[number + 1]
         if step.out is not None:
             following.receive(Arrive(0, step.out))
@@ -281,7 +271,7 @@ class LookupChain:
                 following.receive(Stall())
         if step.status is Status.DONE:
             following.receive(End(0))
-        return None, used
+        return None
 
     def _result(self, batch: pa.RecordBatch, now: float) -> pa.RecordBatch:
         place = len(self.spec.stream)
@@ -289,26 +279,9 @@ class LookupChain:
         columns = [column for i, column in enumerate(batch.columns) if i != place]
         return pa.RecordBatch.from_arrays(columns, schema=self.spec.schema)
 
-    def _status(self) -> Status:
-        statuses = {stage.status for stage in self._stages}
-        if self._stages[-1].status is Status.DONE:
-            return Status.DONE
-        if Status.HAS_OUTPUT in statuses or self._ended or len(self._epochs) > 1 or self._epochs[0].rows:
-            return Status.HAS_OUTPUT
-        return Status.HAS_WORK if Status.HAS_WORK in statuses else Status.NEED_INPUT
-
     def wake_at(self) -> float | None:
         """When a look-up wants to be polled."""
         return min((at for stage in self._stages if (at := stage.join.wake_at()) is not None), default=None)
-
-    @property
-    def cost(self) -> Cost:
-        """All work so far; results are those of the last look-up."""
-        total = self._stages[-1].join.cost
-        for stage in self._stages[:-1]:
-            cost = stage.join.cost
-            total += cost - Cost(results=cost.results)
-        return total
 
     @property
     def phase(self) -> str:
@@ -351,7 +324,7 @@ class LookupChain:
         """The state as of now: that of all look-ups, and the rows that have not set out."""
         if self._saved is not None and self._saved[0] == self._steps:
             return self._saved[1]
-        parts = [stage.join.snapshot() for stage in self._stages]
+        stages, segments = self._member_snapshots()
         rows = [(i, each.batch) for i, epoch in enumerate(self._epochs) for each in epoch.waiting()]
         own: tuple[str, ...] = ()
         if rows:
@@ -368,15 +341,9 @@ class LookupChain:
             "received_at": self._received_at,
             "delays": self._delays.to_state(),
             "own": list(own),
-            "stages": [
-                {
-                    "algorithm": part.algorithm, "fingerprint": part.fingerprint, "state": part.state,
-                    "segments": list(part.segments), "status": stage.status.value, "memory": stage.join.budget.total,
-                }
-                for part, stage in zip(parts, self._stages, strict=True)
-            ],
-        }  # fmt: skip
-        segments = [f"n{number}-{name}" for number, part in enumerate(parts) for name in part.segments]
+            "stages": stages,
+            "shares": [stage.join.budget.total for stage in self._stages],
+        }
         taken = Snapshot(self.name, self.spec.fingerprint, state, (*own, *segments))
         before, self._saved = self._saved, (self._steps, taken)
         for name in before[1].state["own"] if before is not None else ():
@@ -399,11 +366,10 @@ class LookupChain:
         check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
         chain = cls(spec, memory, store, relations, kind=kind, **options)
         state = snapshot.state
-        for stage, saved in zip(chain._stages, state["stages"], strict=True):
-            part = Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))
+        for stage, saved, share in zip(chain._stages, state["stages"], state["shares"], strict=True):
             join = stage.join
             join.close()
-            stage.join = kind.restore(join.spec, part, saved["memory"], join.store, join.reader, **options)
+            stage.join = kind.restore(join.spec, member_snapshot(saved), share, join.store, join.reader, **options)
             stage.join.follow(stage.join.newest)
             stage.status = Status(saved["status"])
         chain.budget = JointBudget(memory, [stage.join.budget for stage in chain._stages])

@@ -131,7 +131,7 @@ class MeshJoin(LookupJoin):
 
     def _take(self, asked: Asked) -> tuple[int, Unit | None]:
         if not self._scan:  # an empty relation
-            return len(asked), Unit(self.answers, asked, _NO_SLOTS, [], 0)
+            return len(asked), self.ask_nothing(asked)
         self._widest = max(self._widest, asked.widest)
         head = self._head()
         if head is None:

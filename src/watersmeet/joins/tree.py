@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
 from watersmeet.core.join_tree import Branch, Shape, left_deep, parse_shape
 from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import Equal, JoinSpec, Output
+from watersmeet.joins.cascade import Cascade, member_prefix, member_snapshot
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.snapshots import check_snapshot
 from watersmeet.joins.xjoin import XJoin
@@ -36,7 +36,7 @@ class _Node:
     status: Status = Status.NEED_INPUT
 
 
-class JoinTree:
+class JoinTree(Cascade):
     """Joins that hand their results on to each other, within one budget.
 
     ```
@@ -104,7 +104,7 @@ class JoinTree:
 
     def _make_node(self, number: int, branch: Branch, memory: int) -> _Node:
         node_spec = self._columns.node_spec(branch)
-        store = SharedStore(self.store, f"n{number}-")
+        store = SharedStore(self.store, member_prefix(number))
         join = XJoin(node_spec, memory, store) if isinstance(node_spec, JoinSpec) else MJoin(node_spec, memory, store)
         for above, other in enumerate(self._columns.branches):
             if branch in other.children:
@@ -160,33 +160,19 @@ class JoinTree:
     def poll(self, now: float, fuel: int) -> Step:
         """Let the highest join that has something to do work a little; at the top, that is a result."""
         before = self.cost
-        left = max(1, fuel)
-        out: pa.RecordBatch | None = None
-        while left > 0 and out is None:
-            number = self._next_to_work()
-            if number is None:
-                break
-            out, used = self._poll_node(number, now, left)
-            left -= used
-        status = self._status()
+        out = self._work(now, fuel)
+        status = self._joint_status(all(self._ended))
         self._must_poll = status is Status.HAS_OUTPUT
         return Step(out, status, self.cost - before)
 
-    def _next_to_work(self) -> int | None:
-        """Arrivals first, the highest join of those: it must be free to take what those below it find."""
-        for wanted in (Status.HAS_OUTPUT, Status.HAS_WORK):
-            for number in reversed(range(len(self._nodes))):
-                if self._nodes[number].status is wanted:
-                    return number
-        return None
+    @property
+    def _members(self) -> list[_Node]:
+        return self._nodes
 
-    def _poll_node(self, number: int, now: float, fuel: int) -> tuple[pa.RecordBatch | None, int]:
+    def _hand_on(self, number: int, step: Step, now: float) -> pa.RecordBatch | None:
         node = self._nodes[number]
-        step = node.join.poll(now, fuel)
-        used = max(1, step.cost.probes + step.cost.inserts + step.cost.results)
-        node.status = step.status
         if node.parent < 0:
-            return None if step.out is None else self._columns.result(step.out), used
+            return None if step.out is None else self._columns.result(step.out)
         above = self._nodes[node.parent]
         if step.out is not None:
             above.join.receive(Arrive(node.place, step.out))
@@ -194,28 +180,11 @@ class JoinTree:
         if step.status is Status.DONE:
             above.join.receive(End(node.place))
             above.status = Status.HAS_OUTPUT
-        return None, used
-
-    def _status(self) -> Status:
-        statuses = {node.status for node in self._nodes}
-        if self._nodes[-1].status is Status.DONE:
-            return Status.DONE
-        if Status.HAS_OUTPUT in statuses or all(self._ended):
-            return Status.HAS_OUTPUT
-        return Status.HAS_WORK if Status.HAS_WORK in statuses else Status.NEED_INPUT
+        return None
 
     def wake_at(self) -> float | None:
         """Never: all work follows events."""
         return None
-
-    @property
-    def cost(self) -> Cost:
-        """All work so far; results are those of the top."""
-        total = Cost()
-        for node in self._nodes[:-1]:
-            below = node.join.cost
-            total += below - Cost(results=below.results)
-        return total + self._nodes[-1].join.cost
 
     @property
     def phase(self) -> str:
@@ -242,22 +211,15 @@ class JoinTree:
 
     def snapshot(self) -> Snapshot:
         """The state as of now: that of all joins."""
-        parts = [node.join.snapshot() for node in self._nodes]
+        nodes, segments = self._member_snapshots()
         state = {
             "memory": self.budget.total,
             "tree": self.shape.describe(self.spec.names),
             "numbered": list(self._numbered),
             "ended": list(self._ended),
             "must_poll": self._must_poll,
-            "nodes": [
-                {
-                    "algorithm": part.algorithm, "fingerprint": part.fingerprint, "state": part.state,
-                    "segments": list(part.segments), "status": node.status.value,
-                }
-                for part, node in zip(parts, self._nodes, strict=True)
-            ],
-        }  # fmt: skip
-        segments = [f"n{number}-{name}" for number, part in enumerate(parts) for name in part.segments]
+            "nodes": nodes,
+        }
         return Snapshot(self.name, self.spec.fingerprint, state, tuple(segments))
 
     @classmethod
@@ -271,9 +233,8 @@ class JoinTree:
         tree._ended = list(snapshot.state["ended"])
         tree._must_poll = snapshot.state["must_poll"]
         for node, saved in zip(tree._nodes, snapshot.state["nodes"], strict=True):
-            part = Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))
             join: Any = node.join
-            node.join = type(join).restore(join.spec, part, join.budget.total, join.store)
+            node.join = type(join).restore(join.spec, member_snapshot(saved), join.budget.total, join.store)
             node.status = Status(saved["status"])
         tree.budget = JointBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
         return tree
