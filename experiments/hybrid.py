@@ -35,8 +35,8 @@ PAPER = "Hybrid joins"
 JOINS = ("meshjoin", "range", "hash")
 _NEVER = 1e9
 """The thesis's joins do nothing in a silence: they wait for their buffers to fill."""
-_QUANTUM = 0.5
-"""Seconds, at full scale and no less than a fifth of that, within which rows are handed over together."""
+_QUANTUM = 1.0
+"""Seconds, at full scale and no less than a tenth of that, within which rows are handed over together."""
 
 
 def _rows(keys: np.ndarray, width: int) -> pa.Table:
@@ -179,7 +179,7 @@ def run(
         cost = replace(cost, probe=chain * cost.comparison)
     measuring = _Measuring(operator, begin)
     watched: Any = measuring
-    trace = simulate(watched, Schedule([stream], [times]), cost=cost, wait=_NEVER, quantum=_QUANTUM * max(0.2, scale))
+    trace = simulate(watched, Schedule([stream], [times]), cost=cost, wait=_NEVER, quantum=_QUANTUM * max(0.1, scale))
     first = int(np.searchsorted(trace.time, begin))
     last = int(np.searchsorted(trace.time, trace.last_arrival, side="right")) - 1
     rows = max(1, int(np.count_nonzero(times >= begin)))

@@ -134,25 +134,14 @@ def _add_inputs(parser: Parser) -> None:
 
 def add_lookup_parser(commands: Any) -> Parser:
     """`watersmeet lookup-join`."""
+    from watersmeet.cli_lookup import add_arguments
+
     parser: Parser = commands.add_parser(
         "lookup-join",
-        help="enrich a file from a relation",
-        description="Join a file with a relation on disk (made by wm.Relation.build), or with another file.",
+        help="enrich a file from a relation, or from several",
+        description="Join a file with relations on disk (made by wm.Relation.build), or with other files, in one pass.",
     )
-    parser.add_argument("stream", metavar="STREAM", help="path or glob of the rows to enrich")
-    parser.add_argument("relation", metavar="RELATION", help="directory of a relation, or path or glob of its rows")
-    parser.add_argument(
-        "--on", action="append", default=[], metavar="COLUMN", help="column, or STREAM=RELATION; repeat for more"
-    )
-    parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
-    parser.add_argument("--how", default="inner", help="inner, left, semi or anti (default %(default)s)")
-    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="which join (default %(default)s)")
-    parser.add_argument(
-        "--suffixes", nargs=2, default=("", "_right"), metavar=("STREAM", "RELATION"), help="for columns both have"
-    )
-    parser.add_argument("--spill", metavar="DIR", help="where to lay out rows (default: the temporary directory)")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
-    parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
+    add_arguments(parser)
     parser.set_defaults(run=run_lookup)
     return parser
 
@@ -277,15 +266,15 @@ def _conditions(args: argparse.Namespace) -> list[str | Band]:
 
 def run_lookup(args: argparse.Namespace) -> int:
     """Enrich a file into another, or show the first rows."""
+    from watersmeet.cli_lookup import what_to_join
     from watersmeet.lookup import lookup_join
 
+    wanted = what_to_join(args)
     _run(
         args,
         lambda look: lookup_join(
             args.stream,
-            args.relation,
-            on=args.on or None,
-            how=args.how,
+            **wanted,
             memory=args.memory,
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),
