@@ -290,7 +290,7 @@ def test_new_rows_wait_for_one_inner_block_at_most() -> None:
     join.receive(Arrive(LEFT, batch([1])))
     while join.phase == "reactive":
         assert join.poll(0.0, 1).status is Status.HAS_OUTPUT
-    assert join.loop._met - before <= join.max_outer_blocks
+    assert join.loop._met - before <= join.limits.outer_blocks
     join.poll(0.0, 1)
     assert join.side(LEFT).latest_tick(0) == join.clock, "the row has arrived"
 

@@ -8,13 +8,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.errors import BudgetError
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.nested_loop import Loop, NestedLoop
-from watersmeet.joins.progressive import Arrival, ProgressiveJoin, Task
+from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.resident import Resident
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.memory import format_bytes
+from watersmeet.policies.reading_loop import LoopLimits
 from watersmeet.policies.regions import Regions
 from watersmeet.spill.store import Store
 from watersmeet.state.blocks import Block, SortedBlocks
@@ -110,8 +112,7 @@ class Diner(ProgressiveJoin):
         max_outer_blocks: int = _BLOCKS_OF_OUTER,
         grain: Grain | None = None,
     ) -> None:
-        if max_new_arrivals < 0 or max_outer_blocks < 1:
-            raise SpecError("max_new_arrivals must be 0 or more, and max_outer_blocks 1 or more")
+        self.limits = LoopLimits(max_new_arrivals, max_outer_blocks)
         least = self.least_memory(spec)
         if memory < least:
             raise BudgetError(
@@ -122,8 +123,6 @@ class Diner(ProgressiveJoin):
         """Bytes for the catalogue, which rows never get."""
         super().__init__(spec, memory, store, grain)
         self._block_rows = None if grain is None else grain.block_rows
-        self.max_new_arrivals = max_new_arrivals
-        self.max_outer_blocks = max_outer_blocks
         self.block_bytes = (memory - self.sizing.buffers) // _BLOCKS_IN_MEMORY
         catalogue = self.budget.reservation("catalogue of blocks")
         catalogue.set_aside(self._records)
@@ -309,7 +308,7 @@ class Diner(ProgressiveJoin):
         return self.loop.unmet
 
     def _reactive_task(self) -> Task | None:
-        return NestedLoop(self, self.max_outer_blocks) if self.loop.unmet else None
+        return NestedLoop(self, self.limits.outer_blocks) if self.loop.unmet else None
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, NestedLoop)
@@ -321,7 +320,7 @@ class Diner(ProgressiveJoin):
     @property
     def patience(self) -> int:
         """The paper's MaxNewArr."""
-        return self.max_new_arrivals
+        return self.limits.new_arrivals
 
     def _clean_up_task(self) -> Task | None:
         if not self._settled:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.progressive import UNIT_OF_WORK, Task
 from watersmeet.joins.spilling import SpillingJoin
+from watersmeet.joins.tasks import UNIT_OF_WORK, Task
 from watersmeet.memory import format_bytes
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store

@@ -15,10 +15,10 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.events import Event, Punctuate, Status, Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.knowledge import Knowledge
-from watersmeet.joins.progressive import Arrival, Task
 from watersmeet.joins.promised_arrival import PromisedArrival
 from watersmeet.joins.promised_state import PromisedState
 from watersmeet.joins.propagation import Propagation
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.memory import format_bytes
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.policies.purging import Goal, PurgePolicy

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.joins.block_loop import BlockLoop, OuterRows
 from watersmeet.joins.multiway import Arrival, DrivenTask, MultiwayJoin
 from watersmeet.policies.probing import SelectivityOrder
+from watersmeet.policies.reading_loop import LoopLimits
 from watersmeet.policies.regions import AttributeRegions
 from watersmeet.spill.store import Store
 from watersmeet.state.attributes import OrderedCodec
@@ -115,12 +116,9 @@ class Miner(MultiwayJoin):
         max_outer_blocks: int = _BLOCKS_OF_OUTER,
         grain: Grain | None = None,
     ) -> None:
-        if max_new_arrivals < 0 or max_outer_blocks < 1:
-            raise SpecError("max_new_arrivals must be 0 or more, and max_outer_blocks 1 or more")
+        self.limits = LoopLimits(max_new_arrivals, max_outer_blocks)
         super().__init__(spec, memory, store, order=SelectivityOrder(spec), grain=grain)
         inputs = len(spec.names)
-        self.max_new_arrivals = max_new_arrivals
-        self.max_outer_blocks = max_outer_blocks
         self._block_rows = self._grain.block_rows
         self._block_bytes = (memory - self.sizing.buffers) // inputs // _BLOCKS_OF_AN_INPUT
         self.regions = tuple(AttributeRegions(len(attributes)) for attributes in spec.attributes)
@@ -259,13 +257,13 @@ class Miner(MultiwayJoin):
     @property
     def patience(self) -> int:
         """The paper's MaxNewArr."""
-        return self.max_new_arrivals
+        return self.limits.new_arrivals
 
     def _can_react(self) -> bool:
         return self.loop.unmet
 
     def _reactive_task(self) -> DrivenTask | None:
-        return OuterRows(self, self.max_outer_blocks) if self.loop.unmet else None
+        return OuterRows(self, self.limits.outer_blocks) if self.loop.unmet else None
 
     def _give_way(self, task: DrivenTask) -> None:
         assert isinstance(task, OuterRows)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from watersmeet.core.events import LEFT, RIGHT
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.merging import MergingJoin
-from watersmeet.joins.progressive import UNIT_OF_WORK, Arrival, Task
+from watersmeet.joins.tasks import UNIT_OF_WORK, Arrival, Task
 from watersmeet.spill.store import Store
 from watersmeet.state.intake import Received
 from watersmeet.state.keys import KeyCodec

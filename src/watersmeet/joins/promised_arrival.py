@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.joins.progressive import Arrival
+from watersmeet.joins.tasks import Arrival
 from watersmeet.memory import Budget
 from watersmeet.state.key_patterns import KeyPattern, plain_array
 from watersmeet.state.punctuated import behind_values, punctuated_range

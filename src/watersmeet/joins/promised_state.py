@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from watersmeet.core.errors import BudgetError, PromiseError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.knowledge import Knowledge, key_text
-from watersmeet.joins.progressive import Arrival
 from watersmeet.joins.promised_arrival import PromisedArrival
+from watersmeet.joins.tasks import Arrival
 from watersmeet.joins.visits import Visits
 from watersmeet.joins.xjoin import XJoin
 from watersmeet.memory import format_bytes

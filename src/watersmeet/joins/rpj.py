@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.merging import MergingJoin
-from watersmeet.joins.progressive import Task
+from watersmeet.joins.tasks import Task
 from watersmeet.joins.visits import Visit, Visits
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.policies.reactive import AccessCosts, BestRate, ExpectedResults, ReactiveTask

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.progressive import Arrival, Task
 from watersmeet.joins.run_tasks import DiskTask, Invalidation, MemoryTask
 from watersmeet.joins.suspending import SuspendingWindowJoin
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.memory import format_bytes
 from watersmeet.policies.reactive import BestRate, ExpectedResults, ReactiveTask
 from watersmeet.policies.window_rates import Granularity, LoopCosts, PartitionFrequency, rarely_met

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.events import Status
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.progressive import Arrival, Task
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.joins.windowed import WindowJoin
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Marks

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.joins.progressive import ProgressiveJoin, Task
+from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.joins.tasks import Task
 from watersmeet.memory import format_bytes
 
 

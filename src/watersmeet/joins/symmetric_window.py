@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.progressive import Task
+from watersmeet.joins.tasks import Task
 from watersmeet.joins.windowed import WindowJoin
 from watersmeet.memory import format_bytes
 from watersmeet.state.rows import fixed_width

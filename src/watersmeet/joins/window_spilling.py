@@ -28,8 +28,8 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.frequent import Frequent, load_block
-from watersmeet.joins.progressive import Arrival, Task
 from watersmeet.joins.suspending import SuspendingWindowJoin
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.joins.window_scan import Scan
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store

@@ -24,7 +24,8 @@ from watersmeet.core.errors import BudgetError, LateRowError, SpecError
 from watersmeet.core.events import Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
-from watersmeet.joins.progressive import Arrival, ProgressiveJoin, Task
+from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Delays

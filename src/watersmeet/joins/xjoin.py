@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
-from watersmeet.joins.progressive import UNIT_OF_WORK, Task
 from watersmeet.joins.spilling import SpillingJoin
+from watersmeet.joins.tasks import UNIT_OF_WORK, Task
 from watersmeet.joins.visits import PageLookups, Visit, Visits
 from watersmeet.memory import format_bytes
 from watersmeet.policies.flush import FlushPolicy
