@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -18,6 +18,8 @@ FEW = 64
 """So many batches, of so many rows at most, are taken to be as small as the one before that was measured."""
 UNNAMED = "the source"
 PASS_A_SCHEMA = "pass a schema with wm.source(..., schema=...)"
+
+_Item = TypeVar("_Item")
 
 
 @runtime_checkable
@@ -87,20 +89,23 @@ class BaseSource(ABC):
         if self._begun:
             raise ProtocolError(f"{self.name} has already been read; make a new source to read it again")
         self._begun = True
-        return self._checked_batches()
+        return self.guarded(self._fitted_batches())
 
-    def _checked_batches(self) -> Iterator[pa.RecordBatch]:
+    def _fitted_batches(self) -> Iterator[pa.RecordBatch]:
+        schema = self.schema()
+        passes = _Passes(schema, self._batch_rows)
+        for number, raw in enumerate(self._read(), 1):
+            yield from (raw,) if passes(raw) else self._fitted(raw, schema, number)
+
+    def guarded(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """Items until the source is closed, as it is after the last; if reading fails, how far it came is told."""
         rows = 0
         try:
-            schema = self.schema()
-            passes = _Passes(schema, self._batch_rows)
-            for number, raw in enumerate(self._read(), 1):
-                parts = (raw,) if passes(raw) else self._fitted(raw, schema, number)
-                for piece in parts:
-                    if self._closed:
-                        return
-                    yield piece
-                    rows += piece.num_rows
+            for item in items:
+                if self._closed:
+                    return
+                yield item
+                rows += item.num_rows if isinstance(item, pa.RecordBatch) else 0
         except SourceError:
             raise
         except Exception as error:

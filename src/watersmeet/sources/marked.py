@@ -42,27 +42,15 @@ class MarkedSource(BaseSource):
         if self._begun:
             raise ProtocolError(f"{self.name} has already been read; make a new source to read it again")
         self._begun = True
-        return self._checked_items()
+        return self.guarded(self._fitted_items())
 
-    def _checked_items(self) -> Iterator[Item]:
-        rows = 0
-        try:
-            schema = self.schema()
-            for number, item in enumerate(self._items(), 1):
-                if isinstance(item, Punctuation):
-                    yield self._checked(item, schema)
-                    continue
-                for piece in self._fitted(item, schema, number):
-                    if self._closed:
-                        return
-                    yield piece
-                    rows += piece.num_rows
-        except SourceError:
-            raise
-        except Exception as error:
-            raise SourceError(f"{self.name} broke off after {rows} rows: {self._describe(error)}") from error
-        finally:
-            self.close()
+    def _fitted_items(self) -> Iterator[Item]:
+        schema = self.schema()
+        for number, item in enumerate(self._items(), 1):
+            if isinstance(item, Punctuation):
+                yield self._checked(item, schema)
+            else:
+                yield from self._fitted(item, schema, number)
 
     def _checked(self, punctuation: Punctuation, schema: pa.Schema) -> Punctuation:
         for column in punctuation.pattern:
