@@ -16,9 +16,11 @@ from watersmeet import sinks
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
+from watersmeet.core.many_windows import ManyWindows, parse_many_windows
 from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges
 from watersmeet.core.promises import Promises, Punctuation
 from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.core.windows import Span
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import format_bytes, parse_memory
@@ -118,6 +120,10 @@ def multijoin(
     inputs: Mapping[str, object],
     on: ManyOn,
     *,
+    window: object = None,
+    time: object = None,
+    lateness: Span | None = None,
+    late: str = "keep",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     spill: str | os.PathLike[str] | None = None,
@@ -130,9 +136,22 @@ def multijoin(
     A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
     Columns of one name that must be equal come out once.
 
+    With `window`, inputs may never end. A combination of rows is then a result if its conditions hold and, at the time
+    of its newest row, each of its rows is in its input's window: with `window={"a": "10 min", "b": "1 min", ...}`, the
+    row of `a` is up to ten minutes older than the newest, that of `b` up to one. With windows of rows it is one if,
+    when its last row arrived, each of the others was among the last so many rows of its input. What has left its
+    window is forgotten, in memory and on disk, so state stays bounded, and every result comes as soon as its last row.
+
     :param inputs: by name, whatever `join` takes.
     :param on: conditions such as `"orders.id = items.order_id"` or `wm.band("trades.at = quotes.at", width)`, enough of
         them to hold all inputs together; there may be cycles. Bands are for `"miner"`.
+    :param window: `"10 min"`, or for columns of integers a number; or `wm.rows(1000)`, the last so many rows in order
+        of arrival, without `time`. One for all inputs, or a dict with one for each. Windows are for `"mjoin"`.
+    :param time: the column that tells the time, or a dict with one for each input: dates, timestamps or integers. Rows
+        without a time meet nothing.
+    :param lateness: by so much a row may be older than the newest of its input before it.
+    :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
+        ignores them, `"error"` ends the join. They are counted in `progress.late`.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
@@ -148,18 +167,26 @@ def multijoin(
     >>> found = multijoin({"orders": orders, "items": items, "parts": parts}, on=on, memory="8 MiB").table()
     >>> found.select(["buyer", "name"]).sort_by("buyer").to_pylist()
     [{'buyer': 'Ada', 'name': 'cup'}, {'buyer': 'Bo', 'name': 'cup'}]
+
+    >>> views = pa.table({"ad": [1, 2], "at": [0, 5]})
+    >>> clicks = pa.table({"ad": [1, 2], "at": [8, 90]})
+    >>> sales = pa.table({"ad": [1, 2], "at": [9, 91]})
+    >>> three = {"views": views, "clicks": clicks, "sales": sales}
+    >>> on = ["views.ad = clicks.ad", "clicks.ad = sales.ad"]
+    >>> multijoin(three, on=on, window=10, time="at", memory="8 MiB").table().to_pylist()
+    [{'ad': 1, 'views_at': 0, 'clicks_at': 8, 'sales_at': 9}]
     """
     names = tuple(inputs)
     edges = parse_edges(on, names)
+    windows = _windows(window, names, time, lateness, late)
     budget = parse_memory(memory)
     _check_multiway(algorithm, options)
 
     def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:
-        from watersmeet.planner import MULTIWAY
+        from watersmeet.planner import least_for_multiway
 
-        spec = MultiSpec(names, tuple(schemas), edges)
-        kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["mjoin", "tree"]
-        check_least(min(MULTIWAY[kind].least_memory(spec) for kind in kinds), budget)
+        spec = MultiSpec(names, tuple(schemas), edges, window=windows)
+        check_least(least_for_multiway(spec, algorithm), budget)
         return spec
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
@@ -175,6 +202,16 @@ def multijoin(
             raise
 
     return run([(name, data) for name, data in inputs.items()], specify, build, budget, wait, on_progress)
+
+
+def _windows(
+    window: object, names: Sequence[str], time: object, lateness: Span | None, late: str
+) -> ManyWindows | None:
+    if window is not None:
+        return parse_many_windows(window, names, time, lateness, late)
+    if time is not None or lateness is not None or late != "keep":
+        raise SpecError("time, lateness and late belong to a join by windows; give window=..., too")
+    return None
 
 
 def _check_multiway(algorithm: str, options: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from watersmeet.joins.symmetric_hash import SymmetricHash
 from watersmeet.joins.symmetric_window import SymmetricWindow
 from watersmeet.joins.tree import JoinTree
 from watersmeet.joins.windowed import WindowJoin
+from watersmeet.joins.windowed_mjoin import WindowedMJoin
 from watersmeet.joins.xjoin import XJoin
 from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.spill.store import Store
@@ -84,6 +85,8 @@ MULTIWAY: Mapping[str, type[MJoin] | type[JoinTree] | type[Miner]] = {
     JoinTree.name: JoinTree,
 }
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
+WINDOWED_MULTIWAY: Mapping[str, type[WindowedMJoin]] = {WindowedMJoin.name: WindowedMJoin}
+"""Those that join by windows; they go through a conformance suite of their own."""
 
 
 def build_multiway(
@@ -97,7 +100,10 @@ def build_multiway(
     """
     reason = "asked for by name"
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
-    if algorithm == "auto":
+    kinds = MULTIWAY if spec.window is None else WINDOWED_MULTIWAY
+    if algorithm == "auto" and spec.window is not None:
+        algorithm, reason = "mjoin", "one operator for all inputs, which forgets what has left its window"
+    elif algorithm == "auto":
         algorithm, reason = "mjoin", "one operator for all inputs, which keeps no intermediate results"
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
@@ -106,11 +112,26 @@ def build_multiway(
             if not chosen.single:
                 algorithm, reason = "tree", "storing intermediate results costs less than finding them again"
                 options["tree"] = chosen.tree.shape(spec.names)
-    if algorithm not in MULTIWAY:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
-    operator = MULTIWAY[algorithm](spec, memory, store, **options)
+    _check_multiway(spec, algorithm)
+    operator = kinds[algorithm](spec, memory, store, **options)
     operator.reason = reason
     return operator
+
+
+def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
+    """The smallest budget of what `build_multiway` would build."""
+    _check_multiway(spec, algorithm)
+    if spec.window is not None:
+        return WindowedMJoin.least_memory(spec)
+    kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["mjoin", "tree"]
+    return min(MULTIWAY[kind].least_memory(spec) for kind in kinds)
+
+
+def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
+    if algorithm != "auto" and algorithm not in MULTIWAY:
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
+    if spec.window is not None and algorithm not in ("auto", *WINDOWED_MULTIWAY):
+        raise SpecError(f"{algorithm} knows no windows; choose algorithm='mjoin', or leave window out")
 
 
 LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (IndexNestedLoop, MeshJoin, Partitioned)}

@@ -141,7 +141,7 @@ def _timed(rng: Rng, kind: str, counts: list[int]) -> tuple[WindowSpec, list[pa.
     """Windows of a kind, and a column of times for each input in the order of arrival."""
     lateness = int(rng.choice([0, 0, 1, 3, 20]))
     late_share = float(rng.choice([0.0, 0.0, 0.0, 0.1]))
-    ticks = [_ticks(rng, count, lateness, late_share) for count in counts]
+    ticks = [random_ticks(rng, count, lateness, late_share) for count in counts]
     reach = max([1, *(int(each.max(initial=0) - each.min(initial=0)) for each in ticks)])
     as_integers = rng.random() < 0.4
     one: Any = 1 if as_integers else timedelta(seconds=1)
@@ -166,10 +166,10 @@ def _timed(rng: Rng, kind: str, counts: list[int]) -> tuple[WindowSpec, list[pa.
     names = ("when", "when") if rng.random() < 0.5 else ("since", "until")
     late = str(rng.choice(["keep", "keep", "drop"]))
     spec = WindowSpec(windows, names, slide, lateness * one, late)
-    return spec, _columns(rng, ticks, as_integers)
+    return spec, time_columns(rng, ticks, as_integers)
 
 
-def _ticks(rng: Rng, count: int, lateness: int, late_share: float) -> Int64:
+def random_ticks(rng: Rng, count: int, lateness: int, late_share: float) -> Int64:
     """Times that grow by leaps and bounds, in an order that differs from theirs by the lateness, but for some rows."""
     leaps = rng.choice([[0, 1], [0, 0, 0, 3], [1], [0, 0, 0, 0, 0, 12]][int(rng.integers(4))], count)
     times = np.cumsum(leaps).astype(np.int64) + int(rng.choice([0, -30, 50]))
@@ -180,7 +180,8 @@ def _ticks(rng: Rng, count: int, lateness: int, late_share: float) -> Int64:
     return times
 
 
-def _columns(rng: Rng, ticks: list[Int64], as_integers: bool) -> list[pa.Array]:
+def time_columns(rng: Rng, ticks: list[Int64], as_integers: bool) -> list[pa.Array]:
+    """Times as columns of any type that can tell them, now and then NULL."""
     nulls = float(rng.choice([0.0, 0.0, 0.05]))
     found = []
     zone = "UTC" if rng.random() < 0.5 else None

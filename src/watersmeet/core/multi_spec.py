@@ -13,6 +13,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import KeyType, common_key_type
+from watersmeet.core.many_windows import ManyWindows, Units
 from watersmeet.core.spec import Band, Output
 
 MOST_INPUTS = 16
@@ -121,6 +122,8 @@ class MultiSpec:
     schemas: tuple[pa.Schema, ...]
     edges: tuple[Edge, ...]
     output: Output = Output.ROWS
+    window: ManyWindows | None = None
+    """Which rows can meet at all; None: all."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -134,13 +137,19 @@ class MultiSpec:
             if self._form(edge) is None:
                 self._refuse_types(edge)
         self._refuse_cross_products()
-        _ = self.schema
+        _ = self.schema, self.window_units
 
     @classmethod
-    def of(cls, schemas: Mapping[str, pa.Schema], on: ManyOn, output: Output = Output.ROWS) -> MultiSpec:
+    def of(
+        cls,
+        schemas: Mapping[str, pa.Schema],
+        on: ManyOn,
+        output: Output = Output.ROWS,
+        window: ManyWindows | None = None,
+    ) -> MultiSpec:
         """The join of inputs by name."""
         names = tuple(schemas)
-        return cls(names, tuple(schemas.values()), parse_edges(on, names), output)
+        return cls(names, tuple(schemas.values()), parse_edges(on, names), output, window)
 
     def _form(self, edge: Edge) -> KeyType | BandForm | None:
         types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
@@ -208,6 +217,18 @@ class MultiSpec:
             assert form is not None, "checked when the spec was made"
             found.append(form)
         return tuple(found)
+
+    @cached_property
+    def window_units(self) -> Units | None:
+        """The windows in units of the time columns; None if there are none."""
+        return None if self.window is None else self.window.units(self.time_types)
+
+    @property
+    def time_types(self) -> list[pa.DataType]:
+        """The types of the columns that tell the time; none if windows count rows."""
+        if self.window is None or self.window.time is None:
+            return []
+        return [self.key_field(number, column).type for number, column in enumerate(self.window.time)]
 
     @property
     def has_bands(self) -> bool:
@@ -292,4 +313,6 @@ class MultiSpec:
     def fingerprint(self) -> str:
         """Stable across processes; equal for equal joins."""
         parts = [*self.names, *(schema.to_string() for schema in self.schemas), repr(self.edges), self.output.value]
+        if self.window is not None:
+            parts.append(repr(self.window))
         return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:16]

@@ -191,6 +191,38 @@ def _time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | None:
     raise SpecError(f"time={time!r} is not understood; write a column of both inputs, or 'left_column = right_column'")
 
 
+def common_tick(columns: Sequence[tuple[str, pa.DataType]]) -> int | None:
+    """Nanoseconds of the finest unit of some columns of times; None if they hold integers.
+
+    >>> common_tick([("a", pa.timestamp("ms")), ("b", pa.timestamp("us"))]), common_tick([("a", pa.int32())])
+    (1000, None)
+    """
+    types = [plain_type(type_)[0] for _, type_ in columns]
+    whole = all(pa.types.is_integer(type_) and type_ != pa.uint64() for type_ in types)
+    dated = all(pa.types.is_date(type_) or pa.types.is_timestamp(type_) for type_ in types)
+    zero = timedelta() if dated else 0
+    if not whole and not dated or any(common_band_form(types[0], type_, zero) is None for type_ in types):
+        told = [f"{name!r} ({type_})" for name, type_ in columns]
+        raise SpecError(
+            f"columns {', '.join(told[:-1])} and {told[-1]} cannot tell the time of a window join; all must be "
+            f"integers, or dates and timestamps with or without a zone"
+        )
+    return min(tick_nanoseconds(type_) for type_ in types) if dated else None
+
+
+def units_of(span: int | timedelta, tick: int | None, type_: pa.DataType, what: str, whole: bool = False) -> int:
+    """A length of time in units of so many nanoseconds, or of integers; `whole` refuses what is finer than a unit."""
+    if isinstance(span, timedelta) != (tick is not None) and span:
+        needed = "a length of time such as '10 min'" if tick is not None else "a whole number of units"
+        raise SpecError(f"{what} {span!r} does not go with a time column of {type_}; give {needed}")
+    units = span if isinstance(span, int) else nanoseconds(span) // (tick or 1)
+    if whole and isinstance(span, timedelta) and units * (tick or 1) != nanoseconds(span):
+        raise SpecError(f"{what} {span!r} is finer than the time columns; give a multiple of their unit")
+    if units >= FAR:
+        raise SpecError(f"{what} {span!r} is too long to be told in units of the time columns")
+    return units
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """One input's window in units of time (or in rows).
@@ -296,28 +328,14 @@ class WindowJoinSpec(JoinSpec):
     @cached_property
     def _tick(self) -> int | None:
         """Nanoseconds of a unit; None if the time columns hold integers."""
-        types = [plain_type(type_)[0] for type_ in self.time_types]
-        whole = all(pa.types.is_integer(type_) and type_ != pa.uint64() for type_ in types)
-        dated = all(pa.types.is_date(type_) or pa.types.is_timestamp(type_) for type_ in types)
-        if not whole and not dated or common_band_form(types[0], types[1], timedelta() if dated else 0) is None:
-            names = self.window.time or ("", "")
-            raise SpecError(
-                f"columns {names[0]!r} ({self.time_types[0]}) and {names[1]!r} ({self.time_types[1]}) cannot tell the "
-                f"time of a window join; both must be integers, or dates and timestamps with or without a zone"
-            )
-        return min(tick_nanoseconds(type_) for type_ in types) if dated else None
+        names = self.window.time or ("", "")
+        return common_tick(list(zip(names, self.time_types, strict=True)))
 
     def _units(self, span: int | timedelta, what: str, whole: bool = False) -> int:
-        tick = None if self.counted else self._tick
-        if isinstance(span, timedelta) != (tick is not None) and span:
-            needed = "a length of time such as '10 min'" if tick is not None else "a whole number of units"
-            raise SpecError(f"{what} {span!r} does not go with a time column of {self.time_types[0]}; give {needed}")
-        units = span if isinstance(span, int) else nanoseconds(span) // (tick or 1)
-        if whole and isinstance(span, timedelta) and units * (tick or 1) != nanoseconds(span):
-            raise SpecError(f"{what} {span!r} is finer than the time columns; give a multiple of their unit")
-        if units >= FAR:
-            raise SpecError(f"{what} {span!r} is too long to be told in units of the time columns")
-        return units
+        if self.counted:
+            assert isinstance(span, int)
+            return span
+        return units_of(span, self._tick, self.time_types[0], what, whole)
 
     def _bounds(self, side: int, step: int) -> Bounds:
         window = self.window.windows[side]

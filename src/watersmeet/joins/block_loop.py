@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.joins.multiway import DrivenTask
+from watersmeet.joins.driven import DrivenTask
 from watersmeet.joins.pipeline import Mark, Scope
 from watersmeet.memory import Reservation, format_bytes
 from watersmeet.policies.probing import Step, nesting

@@ -13,7 +13,8 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.joins.block_loop import BlockLoop, OuterRows
-from watersmeet.joins.multiway import Arrival, DrivenTask, MultiwayJoin
+from watersmeet.joins.driven import Arrival, DrivenTask
+from watersmeet.joins.multiway import MultiwayJoin
 from watersmeet.policies.probing import SelectivityOrder
 from watersmeet.policies.reading_loop import LoopLimits
 from watersmeet.policies.regions import AttributeRegions

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.joins.multiway import DrivenTask, MultiwayJoin
+from watersmeet.joins.driven import DrivenTask
+from watersmeet.joins.multiway import MultiwayJoin
 from watersmeet.joins.pipeline import Scope
 from watersmeet.policies.many_flush import many_flush
 from watersmeet.policies.probing import ProbingOrder

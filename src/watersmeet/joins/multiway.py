@@ -23,14 +23,13 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.operator import Snapshot
-from watersmeet.joins.pipeline import Pipeline, Scope
+from watersmeet.joins.driven import Arrival, DrivenTask
 from watersmeet.joins.snapshots import Saver, check_snapshot
 from watersmeet.memory import Budget, format_bytes
-from watersmeet.policies import probing
 from watersmeet.policies.probing import ProbingOrder
 from watersmeet.spill.store import Store
 from watersmeet.state.attributes import AttributeCodec
-from watersmeet.state.combinations import BATCH, TABLE, CombinationBuffer, InputRows, ManyTable, Passing, places
+from watersmeet.state.combinations import CombinationBuffer, InputRows, ManyTable
 from watersmeet.state.intake import Intake, Received
 from watersmeet.state.many_runs import ManyRuns
 from watersmeet.state.many_side import INDEX_BYTES, ManySide
@@ -46,184 +45,6 @@ Bool = NDArray[np.bool_]
 _LEAST_ROOM_TO_RESTORE = 2048
 _ROWS_BUFFERED = 3
 """How many rows of an input can be in buffers at once, each perhaps as wide as the widest."""
-
-
-class DrivenTask(ABC):
-    """Rows of one input that go through the others; combinations emitted before are left out."""
-
-    def __init__(self, join: MultiwayJoin, driver: int) -> None:
-        self.join = join
-        self.driver = driver
-        self.pipeline: Pipeline | None = None
-        self.steps: list[probing.Step] = []
-        self._handed = 0
-        self._skip = 0
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether all combinations were found."""
-
-    @abstractmethod
-    def begin(self, fuel: int) -> None:
-        """Start with the next rows."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """All combinations were handed out: settle what the task has achieved."""
-
-    @abstractmethod
-    def to_state(self) -> dict[str, Any]:
-        """The task for a snapshot."""
-
-    def fresh(self, ids: Int64) -> Bool | None:
-        """Which combinations have not been emitted; None: none has."""
-        return None
-
-    def note(self, ids: Int64) -> None:  # noqa: B027  most tasks take no note
-        """These combinations are about to be handed out."""
-
-    def start(self, rows: Int64, scope: Scope) -> None:
-        """Send rows through the other inputs."""
-        join = self.join
-        self.steps = self.steps or join.order.of(self.driver)
-        self.pipeline = Pipeline(
-            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations
-        )  # fmt: skip
-        self._handed = 0
-
-    def work(self, fuel: int) -> int:
-        """Fill the empty buffer; returns the fuel that took."""
-        if self.pipeline is None or self.pipeline.done:
-            self.begin(fuel)
-            return 1
-        used = self.pipeline.work(self.join.meter, self.join.order)
-        self.hand_over()
-        return used
-
-    def hand_over(self) -> None:
-        """Put what was found into the empty buffer."""
-        assert self.pipeline is not None
-        ids = self.pipeline.found
-        if ids.shape[1]:
-            fresh = self.fresh(ids)
-            if fresh is not None:
-                ids = ids[:, fresh]
-            passed = min(self._skip, ids.shape[1])
-            self._skip -= passed
-            self.note(ids[:, passed:])
-            self.join.combinations.fill(ids[:, passed:])
-            self._handed += ids.shape[1]
-
-    def place(self) -> dict[str, Any]:
-        """How far the rows at hand are: their look-ups, and combinations handed out."""
-        steps = [[step.input, step.edge, step.side, [list(end) for end in step.closing]] for step in self.steps]
-        return {"steps": steps, "handed": self._handed - self.join.combinations.waiting + self._skip}
-
-    def go_to(self, place: dict[str, Any]) -> None:
-        """Prepare to go on at a place: what was handed out then is found again and left out."""
-        self.steps = [
-            probing.Step(number, edge, side, tuple((e, s) for e, s in closing))
-            for number, edge, side, closing in place["steps"]
-        ]
-        self._skip = place["handed"]
-
-
-class Arrival(DrivenTask):
-    """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
-
-    def __init__(self, join: MultiwayJoin, driver: int, batch: pa.RecordBatch, numbers: Int64) -> None:
-        super().__init__(join, driver)
-        plan = join.plans[driver]
-        hashes, valid = join.codec.hash(driver, plan.key_arrays(batch))
-        columns = plan.store(batch, numbers)
-        positions = None
-        if valid is not None:  # NULL matches nothing: such rows end here
-            positions = np.flatnonzero(valid)
-            hashes = [each[positions] for each in hashes]
-            columns = [column.take(pa.array(positions)) for column in columns]
-        self.next = 0
-        self.kept = False
-        self._slice = 0
-        self._hashes = hashes
-        self._parts = join.tables[driver].parts_of(hashes[0])
-        self._columns = [*columns, *(pa.array(each) for each in hashes[1:])]
-        self._received = (batch, numbers, positions)
-        self.widest = plan.widest(columns)
-        join.meter.hashes += batch.num_rows * len(hashes)
-
-    @property
-    def done(self) -> bool:
-        """Whether the last slice was looked up."""
-        return self.next == len(self._hashes[0]) and (self.pipeline is None or self.pipeline.done)
-
-    def begin(self, fuel: int) -> None:
-        """Take the next slice into memory and begin to look it up."""
-        join = self.join
-        if self.next == len(self._hashes[0]):
-            return
-        self.steps = []
-        count = min(fuel, len(self._hashes[0]) - self.next, join.sizing.combinations)
-        self.kept = join.must_keep(self.driver)
-        count = join.admit(self, count)
-        if not self.kept and join.must_keep(self.driver):
-            # Making room brought rows of the others to disk, which these rows must now wait for.
-            self.kept = True
-            count = join.admit(self, count)
-        hashes, parts, columns = self.piece(count)
-        ticks = join.ticks(count)
-        self.next += count
-        self._slice = count
-        if self.kept:
-            rows = join.tables[self.driver].append(hashes[0], parts, columns, ticks)
-            join.meter.inserts += count
-            self.start(places(TABLE, rows), Scope.memory(len(join.inputs)))
-        else:
-            self._pass_by(hashes, columns, ticks)
-
-    def _pass_by(self, hashes: list[Int64], columns: list[pa.Array], ticks: Int64) -> None:
-        join = self.join
-        join.inputs[self.driver].batch = Passing(columns, hashes, ticks)
-        self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), Scope.memory(len(join.inputs)))
-
-    def piece(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
-        """Hashes, partitions and columns of the next rows."""
-        stop = self.next + count
-        return (
-            [each[self.next : stop] for each in self._hashes],
-            self._parts[self.next : stop],
-            [column.slice(self.next, count) for column in self._columns],
-        )
-
-    def note(self, ids: Int64) -> None:
-        """Let the operator count what its rows in memory are good for."""
-        self.join.note_results(ids)
-
-    def finish(self) -> None:
-        """Nothing is left to settle."""
-
-    def to_state(self) -> dict[str, Any]:
-        """The slice at hand."""
-        return {"kind": "arrival", "input": self.driver, "rows": self._slice, "kept": self.kept, "place": self.place()}
-
-    def unfinished(self) -> Received:
-        """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
-        start = self.next - self._slice
-        batch, numbers, positions = self._received
-        if positions is not None:
-            start = int(positions[start]) if start < len(positions) else batch.num_rows
-        return Received(batch, numbers, start)
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Go on with a slice that was at hand when a snapshot was taken; this batch begins with its rows."""
-        if not state["rows"]:
-            return
-        self._slice, self.kept = state["rows"], state["kept"]
-        hashes, _, columns = self.piece(self._slice)
-        self.next = self._slice
-        self.go_to(state["place"])
-        # Kept or not: the rows' own table is not looked up, so that they may as well lie in the batch.
-        self._pass_by(hashes, columns, np.zeros(self._slice, np.int64))
 
 
 class MultiwayJoin(ABC):
@@ -248,7 +69,7 @@ class MultiwayJoin(ABC):
         self.store = store
         self.order = order or ProbingOrder(spec)
         self.codec = self._make_codec(spec)
-        self.plans = _plans(spec, self.codec)
+        self.plans = self._make_plans(spec, self.codec)
         self.sizing = self._divide(memory)
         self.budget = Budget(memory)
         self.buffers = self.budget.reservation("buffers")
@@ -280,7 +101,7 @@ class MultiwayJoin(ABC):
     @classmethod
     def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return ManySizing.least(cls._row_bytes(spec, _plans(spec, cls._make_codec(spec))))
+        return ManySizing.least(cls._row_bytes(spec, cls._make_plans(spec, cls._make_codec(spec))))
 
     @classmethod
     def widest_row(cls, spec: MultiSpec, memory: int) -> int:
@@ -294,6 +115,22 @@ class MultiwayJoin(ABC):
         if spec.has_bands:
             raise SpecError(f"{cls.name} joins on equal values only; for a band choose algorithm='miner'")
         return AttributeCodec(spec)
+
+    @classmethod
+    def _make_plans(cls, spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
+        inexact = {
+            edge.input(side)
+            for edge, exact in zip(spec.edges, codec.exact, strict=True)
+            if not exact
+            for side in (0, 1)
+        }
+        return tuple(cls._make_plan(spec, number, number not in inexact) for number in range(len(spec.names)))
+
+    @classmethod
+    def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
+        if spec.window is not None:
+            raise SpecError(f"{cls.__name__} knows no windows; build the join with planner.build_multiway")
+        return RowPlan(spec, number, exact_hash)
 
     @classmethod
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
@@ -418,15 +255,21 @@ class MultiwayJoin(ABC):
         return any(intake.rows for intake in self._intakes)
 
     def _next_task(self) -> DrivenTask | None:
-        for number, intake in enumerate(self._intakes):
-            if intake.rows:
-                return Arrival(self, number, *intake.next())
-            self._closed[number] = self._ended[number]
+        arrival = self._next_arrival()
+        if arrival is not None:
+            return arrival
         if all(self._closed):
             task = self._clean_up_task()
             self._done = task is None
             return task
         return self._reactive_task() if self._stalled else None
+
+    def _next_arrival(self) -> Arrival | None:
+        for number, intake in enumerate(self._intakes):
+            if intake.rows:
+                return Arrival(self, number, *intake.next())
+            self._closed[number] = self._ended[number]
+        return None
 
     def _status(self) -> Status:
         if self.combinations.waiting or self._arrivals_wait:
@@ -599,23 +442,20 @@ class MultiwayJoin(ABC):
 
     def _load_waiting(self, snapshot: Snapshot, state: dict[str, Any]) -> None:
         waiting = self.saver.load_waiting(snapshot)
+        for intake, numbered in zip(self._intakes, state["numbered"], strict=True):
+            intake.numbered = numbered
         task = state["task"]
         if task is not None and task["kind"] == "arrival":
             at_hand = waiting[task["input"]].pop(0)
             assert at_hand.numbers is not None
-            arrival = Arrival(self, task["input"], at_hand.batch, at_hand.numbers)
+            arrival = self._resumed_arrival(task, at_hand.batch, at_hand.numbers)
             arrival.resume(task)
             self._task = arrival
         elif task is not None:
             self._task = self._load_task(task)
-        for number, batches in enumerate(waiting):
-            self._intakes[number].numbered = state["numbered"][number]
+        for intake, batches in zip(self._intakes, waiting, strict=True):
             for received in batches:
-                self._intakes[number].resume(received)
+                intake.resume(received)
 
-
-def _plans(spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
-    inexact = {
-        edge.input(side) for edge, exact in zip(spec.edges, codec.exact, strict=True) if not exact for side in (0, 1)
-    }
-    return tuple(RowPlan(spec, i, i not in inexact) for i in range(len(spec.names)))
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return Arrival(self, state["input"], batch, numbers)

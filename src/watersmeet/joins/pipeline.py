@@ -23,6 +23,7 @@ from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.policies.probing import ProbingOrder, Step
 from watersmeet.state.attributes import AttributeCodec
 from watersmeet.state.combinations import FIRST_RUN, TABLE, InputRows, places
+from watersmeet.state.many_windows import WindowFilter
 from watersmeet.state.side import Probe
 
 Int32 = NDArray[np.int32]
@@ -88,6 +89,7 @@ class Pipeline:
         steps: Sequence[Step],
         scope: Scope,
         capacity: int,
+        windows: WindowFilter | None = None,
     ) -> None:
         self._codec = codec
         self._spec = codec.spec
@@ -95,6 +97,7 @@ class Pipeline:
         self._steps = list(steps)
         self._scope = scope
         self._capacity = capacity
+        self._windows = windows
         self._bound = [driver, *(step.input for step in steps)]
         self._back = np.argsort(self._bound)
         self._out_probe = np.empty(capacity, np.int32)
@@ -167,6 +170,9 @@ class Pipeline:
             theirs = self._words_at(edge, 1 - side, ids)
             holds = self._codec.holds(edge, theirs, mine) if side else self._codec.holds(edge, mine, theirs)
             ids, drivers = ids[:, holds], drivers[holds]
+        if self._windows is not None:
+            inside = self._windows.holds(self._bound, ids, drivers)
+            ids, drivers = ids[:, inside], drivers[inside]
         return ids, drivers
 
     def _go_on(self, level: _Level, step: Step) -> None:

@@ -74,7 +74,7 @@ class JoinTree(Cascade):
 
     def __init__(self, spec: MultiSpec, memory: int, store: Store, *, tree: Shape | None = None) -> None:
         """`tree` tells which inputs are joined first, as nested sequences of names; left-deep unless given."""
-        _refuse_bands(spec)
+        _refuse_unfit(spec)
         self.spec = spec
         self.store = store
         self.shape = _shape(spec, tree)
@@ -114,7 +114,7 @@ class JoinTree(Cascade):
     @classmethod
     def least_memory(cls, spec: MultiSpec, *, tree: Shape | None = None) -> int:
         """The smallest budget this tree can work in, if no single row is large."""
-        _refuse_bands(spec)
+        _refuse_unfit(spec)
         return sum(_least(_Columns(spec, _shape(spec, tree))))
 
     @classmethod
@@ -240,9 +240,11 @@ class JoinTree(Cascade):
         return tree
 
 
-def _refuse_bands(spec: MultiSpec) -> None:
+def _refuse_unfit(spec: MultiSpec) -> None:
     if spec.has_bands:
         raise SpecError("tree joins on equal values only; for a band choose algorithm='miner'")
+    if spec.window is not None:
+        raise SpecError("tree knows no windows; choose algorithm='mjoin', or leave window out")
 
 
 def _shape(spec: MultiSpec, tree: Shape | None) -> Branch:

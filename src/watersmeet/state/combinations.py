@@ -100,6 +100,13 @@ class InputRows:
             out[at] = self._source(source).attribute_hashes(attribute, rows)
         return out
 
+    def words(self, column: int, ids: Int64) -> Int64:
+        """The values of a stored column of 64-bit words without NULL."""
+        out = np.empty(len(ids), np.int64)
+        for source, at, rows in self._by_source(ids):
+            out[at] = self._source(source).gather(column, rows).to_numpy(zero_copy_only=False)
+        return out
+
     def stays(self, ids: Int64) -> tuple[Int64, Int64, Int64]:
         """When the rows arrived in memory and left it, and their ordinals on disk."""
         arrived = np.empty(len(ids), np.int64)

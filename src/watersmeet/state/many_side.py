@@ -12,7 +12,7 @@ and back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -161,6 +161,20 @@ class ManySide(SideTable):
                 index.drop(gone, self.layout.block_rows)
         for part in parts:
             super().drop(part)
+
+    def drop_oldest_of(self, counts: Mapping[int, int]) -> None:
+        """Forget so many of the oldest rows of some partitions, which are whole blocks of them."""
+        whole = [part for part, count in counts.items() if count == self.part_rows[part]]
+        self.drop_all(whole)
+        begun = {part: count for part, count in counts.items() if part not in whole}
+        if self._others and begun:
+            gone = np.zeros(self._blocks.slots, np.bool_)
+            for part, count in begun.items():
+                gone[np.unique(self.oldest(part, count) // self.layout.block_rows)] = True
+            for index in self._others:
+                index.drop(gone, self.layout.block_rows)
+        for part, count in begun.items():
+            super().drop_oldest(part, count)
 
     def _release_block(self, block: int) -> None:
         super()._release_block(block)
