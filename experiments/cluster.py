@@ -221,8 +221,8 @@ class Cluster:
         """Of all results together."""
         self.results = 0
         self.moves = 0
-        self.most_buffered = 0
-        """Rows at the master, at the most."""
+        self.buffered: list[int] = []
+        """Rows at the master whenever it is about to send, once measuring has begun."""
         self.active: list[int] = []
         """Slots, at each distribution epoch that is measured."""
         self.begun: dict[int, tuple[float, float]] = {}
@@ -240,7 +240,7 @@ class Cluster:
             now = turn * slot
             if now > warm_up:
                 self.begun = self.begun or self.spent()
-                self.most_buffered = max(self.most_buffered, self._buffered(turn))
+                self.buffered.append(self._buffered(turn))
             part = (turn - 1) % self._sub_groups
             self._distribute(self.balancer.active[part :: self._sub_groups], turn, now)
             if part == self._sub_groups - 1:
