@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,8 @@ from watersmeet.state.sizing import Grain
 from watersmeet.state.window_rows import WindowCodec, WindowPlan
 from watersmeet.state.window_table import window_row_bytes
 
-_QUANTUM = 0.5
+_QUANTUM = 1.0
+"""Seconds: rows of an input that come within them come as one batch."""
 _PER_SECOND = 1_000_000
 _NEVER = 1e9
 _BUFFERS = 20_000
@@ -132,6 +134,7 @@ def _cost(paper: WindowRun, scale: float, rows_in_memory: float, partitions: int
     )
 
 
+@lru_cache(maxsize=2)  # many cells of an experiment have the same two streams
 def _stream(
     rate: int, seconds: float, bias: float, keys: int, width: int, scale: float, seed: int
 ) -> tuple[pa.Table, np.ndarray]:

@@ -16,6 +16,7 @@ import pytest
 from watersmeet.checks import check_snapshot, run_case
 from watersmeet.checks.windows import KINDS, WindowCase, WindowSummary, conform_windows, make_window_case
 from watersmeet.joins.reference import reference_pairs
+from watersmeet.joins.rpwj import RPWJ, Stages
 from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.spill.file_store import FileStore
 
@@ -52,6 +53,19 @@ def assert_paths_taken(operator_class: type[Any], summary: WindowSummary) -> Non
     assert summary.cleaned_up > CASES / 8, summary
     for path in operator_class.paths:
         assert events.get(path, 0) >= CASES / 10, (path, summary)
+
+
+@pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
+def test_runs_that_become_one_all_the_time(chunk: int) -> None:
+    """RPWJ joins runs when there are too many to remember; here any are."""
+    summary = conform_windows(RPWJ, cases=CASES, seed=20_000 + chunk * CASES, stages=Stages(books=0.0))
+    assert dict(summary.events)["runs joined"] > CASES / 4, summary
+
+
+@pytest.mark.parametrize("seed", [118, 170, 341])
+def test_runs_become_one_rather_than_fill_memory(seed: int) -> None:
+    """Long rows in the least memory: pages and runs of one or two rows each."""
+    assert dict(conform_windows(RPWJ, cases=1, seed=seed).events)["runs joined"] == 1
 
 
 def test_cases_of_all_kinds() -> None:

@@ -201,7 +201,8 @@ def check_window_metamorphic(operator_class: type[Any], case: WindowCase, **opti
     """Neither fuel nor budget change the multiset of rows; nor, if no row is late, do chunking and interleaving."""
     rng = np.random.default_rng([case.seed, 0x3E7B])
     spec = replace(case.spec, output=Output.ROWS)
-    case = replace(case, spec=spec, restores=())
+    least = int(operator_class.least_memory(spec, **options))  # rows take more than pairs of numbers
+    case = replace(case, spec=spec, restores=(), memory=least + case.memory - case.least, least=least)
     rows = run_case(operator_class, case, **options).rows
     changes = {"fuel": replace(case, fuel=random_fuel(rng))}
     if getattr(operator_class, "spills", True):

@@ -140,22 +140,20 @@ class AHEWJ(SpillingWindowJoin):
         """The oldest dumped block with the fewest results, of the input that is to give up memory."""
         for side in self._suppliers():
             table = self.tables[side]
-            dumped = [part for part, queue in enumerate(table.queues) if queue and table.disk[queue[0]] >= 0]
-            if dumped:
-                return side, min(dumped, key=lambda part: int(table.results[table.queues[part][0]]))
+            oldest = table.oldest[table.oldest >= 0]
+            dumped = oldest[table.disk[oldest] >= 0]
+            if len(dumped):
+                return side, int(table.part_of[dumped[table.results[dumped].argmin()]])
         return None
 
     def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
         """Stale blocks of all partitions, in trains."""
         for side in self._suppliers():
             table = self.tables[side]
-            stale = [
-                (int(table.last_tick[block]), part, block)
-                for part, queue in enumerate(table.queues)
-                for block in queue
-                if self.stale(side, block)
-            ]
-            if stale:
+            blocks = self.stale(side)
+            if len(blocks):
+                ages, parts = table.last_tick[blocks].tolist(), table.part_of[blocks].tolist()
+                stale = list(zip(ages, parts, blocks.tolist(), strict=True))
                 return side, self._trains[side].order(stale, self.blocks_of_a_dump)
         return 0, []
 

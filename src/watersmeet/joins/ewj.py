@@ -125,9 +125,9 @@ class EWJ(SpillingWindowJoin):
     def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
         """All blocks that have met the disk."""
         for side in self._in_turn():
-            stale = [(0, block) for block in self.tables[side].queues[0] if self.stale(side, block)]
-            if stale:
-                return side, stale[: self.blocks_of_a_dump]
+            stale = self.tables[side].by_age(self.stale(side))
+            if len(stale):
+                return side, [(0, block) for block in stale[: self.blocks_of_a_dump].tolist()]
         return 0, []
 
     def worth_keeping(self, side: int, results: int) -> bool:
@@ -157,7 +157,7 @@ class EWJ(SpillingWindowJoin):
         memory = max(4, self.recent // table.block_bytes)
         tail.capacity = tail_blocks(memory, blocks, together, self.thresholds.probe, self.thresholds.access)
         while len(tail) > tail.capacity:
-            tail.drop(*tail.blocks()[0])
+            tail.drop(int(tail.blocks()[0]))
         copied = self.copied(side)
         for piece in disk.pieces:
             for place in range(len(piece.left)):

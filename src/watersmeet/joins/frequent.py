@@ -37,13 +37,14 @@ class Frequent:
     def __len__(self) -> int:
         return self._count
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """Its blocks, as (partition, block)."""
-        return [(part, block) for part, queue in enumerate(self.table.queues) for block in queue]
+    def blocks(self) -> Int64:
+        """Its blocks, the oldest copy first."""
+        return self.table.by_age(self.table.live())
 
     def numbers(self) -> list[int]:
         """The numbers on disk of its blocks."""
-        return [int(self.table.disk[block]) for _, block in self.blocks()]
+        numbers: list[int] = self.table.disk[self.table.live()].tolist()
+        return numbers
 
     def least(self) -> int:
         """The results of the least frequent block, if there is no room for another; -1 if there is.
@@ -53,8 +54,14 @@ class Frequent:
         if self._count < self.capacity:
             return -1
         if self._least is None:
-            self._least = min((int(self.table.results[block]) for _, block in self.blocks()), default=-1)
+            self._least = int(self.table.results[self._least_frequent()]) if self._count else -1
         return self._least
+
+    def _least_frequent(self) -> int:
+        live = self.table.live()
+        results = self.table.results[live]
+        fewest = live[results == results.min()]
+        return int(fewest[self.table.disk[fewest].argmin()])
 
     def try_add(self, number: int, part: int, results: int, pages: Sequence[Page]) -> bool:
         """Copy a block that is on disk, and let the least frequent go if there is no room; False if that is too
@@ -64,7 +71,7 @@ class Frequent:
         if not self.capacity:
             return False
         if len(self) >= self.capacity:
-            self.drop(*min(self.blocks(), key=lambda each: int(table.results[each[1]])))
+            self.drop(self._least_frequent())
         table.close_block(part)
         hashes = np.concatenate([page.hashes for page in pages])
         ticks = np.concatenate([page.ticks for page in pages])
@@ -89,12 +96,12 @@ class Frequent:
         join.events["blocks made frequent"] += 1
         return True
 
-    def drop(self, part: int, block: int) -> None:
+    def drop(self, block: int) -> None:
         """Let a block go."""
         join = self._join
         join.clock += 1
         join.encounters[1 - self._side].go(int(self.table.disk[block]), join.clock)
-        self.table.drop(part, block)
+        self.table.drop(int(self.table.part_of[block]), block)
         self.table.trim(join.budget.total)
         self._count -= 1
         self._least = None
@@ -102,17 +109,19 @@ class Frequent:
 
     def drop_all(self) -> bool:
         """Let all blocks go; False if there are none."""
-        blocks = self.blocks()
-        for part, block in blocks:
-            self.drop(part, block)
-        return bool(blocks)
+        return self._drop(self.blocks())
 
     def drop_expired(self, before: int) -> bool:
         """Let blocks go whose rows are all older than this."""
-        expired = [each for each in self.blocks() if self.table.latest[each[1]] < before] if self._count else []
-        for part, block in expired:
-            self.drop(part, block)
-        return bool(expired)
+        if not self._count:
+            return False
+        live = self.table.live()
+        return self._drop(self.table.by_age(live[self.table.latest[live] < before]))
+
+    def _drop(self, blocks: Int64) -> bool:
+        for block in blocks.tolist():
+            self.drop(block)
+        return len(blocks) > 0
 
     def decay(self, factor: float) -> None:
         """Let results of long ago count less."""
@@ -122,7 +131,7 @@ class Frequent:
     def to_state(self) -> list[list[int]]:
         """For a snapshot: the numbers of its blocks, and how many results they were part of."""
         table = self.table
-        return [[int(table.disk[block]), int(table.results[block])] for _, block in self.blocks()]
+        return [[int(table.disk[block]), int(table.results[block])] for block in self.blocks()]
 
     def load(self, state: list[list[int]]) -> None:
         """Take over a snapshot's blocks, from disk."""

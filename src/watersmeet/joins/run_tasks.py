@@ -41,11 +41,10 @@ class _RunLookup(DiskLookup):
         self._index = DiskIndex(table, disk, rows, ticks, join.timing.words(side))
         super().__init__(side, table, self._index, rows)
         self._join = join
-        blocks = [(at, block) for at, queue in enumerate(table.queues) for block in queue]
-        if table is join.tables[side]:
-            blocks = [(at, block) for at, block in blocks if at == part and table.last_tick[block] > ticks[0]]
         if rows.rows:
-            self._index.wanted = filter_of(table, blocks, join.filter_claim)
+            # A table of runs read back has one partition.
+            blocks = np.array(table.queues[part if table is join.tables[side] else 0], np.int64)
+            self._index.wanted = filter_of(table, blocks[table.last_tick[blocks] > ticks[0]], join.filter_claim)
 
     def not_met(self, probes: Int32, rows: Int32) -> Bool:
         """Those whose later row came when the run had left memory."""
@@ -284,6 +283,7 @@ class Invalidation:
         self._join = join
         self._task = first
         self._step = 0
+        self._began = join.clock
         self._go_on()
 
     @property
@@ -321,16 +321,17 @@ class Invalidation:
 
     def finish(self) -> None:
         """What has expired goes."""
-        self._join.invalidated()
+        self._join.invalidated(self._began)
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
         task = None if self._task is None else self._task.to_state()
-        return {"kind": "invalidation", "step": self._step, "task": task}
+        return {"kind": "invalidation", "step": self._step, "began": self._began, "task": task}
 
     @classmethod
     def resumed(cls, join: RPWJ, state: dict[str, Any], task: MemoryTask | DiskTask | None) -> Invalidation:
         """Go on where a snapshot was taken."""
         invalidation = cls.__new__(cls)
-        invalidation._join, invalidation._task, invalidation._step = join, task, state["step"]
+        invalidation._join, invalidation._task = join, task
+        invalidation._step, invalidation._began = state["step"], state["began"]
         return invalidation

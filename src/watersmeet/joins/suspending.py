@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from watersmeet.core.errors import BudgetError
 from watersmeet.core.events import Status
+from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.joins.windowed import WindowJoin
+from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Marks
 from watersmeet.state.intake import Received
 from watersmeet.state.sizing import Grain
+from watersmeet.state.window_disk import WindowDisk
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -28,10 +32,27 @@ Floats = NDArray[np.float64]
 
 
 class SuspendingWindowJoin(WindowJoin):
-    """The frame of a window join in which a task may come before the arrival at hand."""
+    """The frame of a window join with rows on disk, in which a task may come before the arrival at hand."""
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
+        least = self.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
+            )
         super().__init__(spec, memory, store, grain)
+        self.disks = tuple(
+            WindowDisk(
+                store,
+                ("left", "right")[side],
+                self.plans[side].types,
+                self.budget.reservation(f"{name} on disk"),
+                self.meter,
+                self.sizing.page_bytes,
+            )
+            for side, name in enumerate(spec.names)
+        )
         self.marks = Marks()
         self.delayed = 0
         """Rows that met the last of what they had to meet later than the length of their own window after they came;
@@ -40,6 +61,21 @@ class SuspendingWindowJoin(WindowJoin):
         """When rows of these times came, where that is known better than from the first poll after it."""
         self._lengths = spec.seconds(0), spec.seconds(1)
         self._suspended: Arrival | None = None
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget: what is on disk must be remembered, too, and be read back."""
+        return super().least_memory(spec, **options) * 3 // 2
+
+    def must_keep(self, side: int) -> bool:
+        """As long as the other input may bring rows, or has rows on disk that are to be met."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].absent > 0
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        for disk in self.disks:
+            disk.close()
 
     # --- how long rows took ---
 
@@ -93,6 +129,14 @@ class SuspendingWindowJoin(WindowJoin):
         return "arriving" if self._suspended is not None else super().phase
 
     # --- snapshots ---
+
+    def claim_to_restore(self, claim: Callable[[], bool]) -> None:
+        """Claim memory for what a snapshot holds."""
+        if not claim():
+            for table in self.tables:
+                table.trim(self.budget.total)
+            if not claim():
+                raise BudgetError("the snapshot does not fit into this memory; allow a little more")
 
     def waiting(self, side: int) -> list[Received]:
         """One input's rows that are not in memory yet."""

@@ -62,13 +62,7 @@ class Scan:
         """Where it was set aside."""
         self._filter = join.filters[side]
         table = join.tables[side]
-        fresh = (
-            (part, block)
-            for part, queue in enumerate(table.queues)
-            for block in queue
-            if table.last_tick[block] > since
-        )
-        self._index.wanted = filter_of(table, fresh, self._filter)
+        self._index.wanted = filter_of(table, table.live(since), self._filter)
 
     @property
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""What window joins share whose windows may be larger than memory: dumps, blocks that leave, scans of the disk.
+"""What window joins share whose windows may be larger than memory: fresh rows, scans of the disk, frequent blocks.
 
 ```
             ┌──────────── recent rows, a queue of blocks in each partition ────────────┐
@@ -15,23 +15,17 @@ other. Who met whom is for `state.encounters` to say.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from heapq import nlargest
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.errors import BudgetError
-from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.frequent import Frequent, load_block
-from watersmeet.joins.suspending import SuspendingWindowJoin
 from watersmeet.joins.tasks import Arrival, Task
+from watersmeet.joins.window_dumping import DumpingWindowJoin
 from watersmeet.joins.window_scan import Scan
-from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
 from watersmeet.state.encounters import Encounters
 from watersmeet.state.intake import Received
@@ -41,7 +35,7 @@ from watersmeet.state.ranges import ChainedLookup
 from watersmeet.state.rows import BatchRows, TableRows
 from watersmeet.state.scanned_rows import ScannedRows
 from watersmeet.state.sizing import Grain
-from watersmeet.state.window_disk import FOREVER, Piece, WindowDisk
+from watersmeet.state.window_disk import FOREVER, Piece
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
@@ -52,41 +46,19 @@ _LARGER_PAGES_FROM = 1 << 20
 _PARTITIONS = 8
 
 
-class SpillingWindowJoin(SuspendingWindowJoin):
+class SpillingWindowJoin(DumpingWindowJoin):
     """The frame of a window join that spills."""
 
     def __init__(
         self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None, *, frequent: float
     ) -> None:
-        least = self.least_memory(spec)
-        if memory < least:
-            raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
-                f"least {format_bytes(least)}"
-            )
         if grain is None and memory >= _LARGER_PAGES_FROM:
             # Results are gathered from all over the disk, page by page. Partitions cost a half-filled block each, and
             # rows are found by an index anyway.
             grain = Grain(page_bytes=min(memory // 48, _LARGEST_PAGE), partitions=_PARTITIONS)
         super().__init__(spec, memory, store, grain)
-        names = [f"{name} on disk" for name in spec.names]
-        self.disks = tuple(
-            WindowDisk(
-                store,
-                ("left", "right")[side],
-                self.plans[side].types,
-                self.budget.reservation(names[side]),
-                self.meter,
-                self.sizing.page_bytes,
-            )
-            for side in (0, 1)
-        )
         claim = self.budget.reservation
         self.encounters = (Encounters(claim("left encounters")), Encounters(claim("right encounters")))
-        self.probed = [0, 0]
-        """Rows of a side that arrived up to this tick have met all of the other side's disk."""
-        self.dumped = np.zeros_like(self.gone)
-        """Rows of a side and partition that arrived up to this tick are on disk."""
         self.last_kept = [0, 0]
         self.fresh_rows = [0, 0]
         rest = self.budget.total - self.sizing.buffers
@@ -94,8 +66,6 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
         self.copies: list[tuple[Frequent, Frequent]] = [self.frequent]
         """All copies of blocks on disk, by what they are for."""
-        self._spare = self.budget.reservation("room for the entry of a dump")
-        self._spare.grow(self._spare_bytes)
         self.filters = (claim("filter of a left scan"), claim("filter of a right scan"))
         self._expired_at: tuple[int, ...] = ()
         """What expiry depends on, when it was last looked at."""
@@ -103,27 +73,8 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         self.pause = 0.0
         """Seconds between two scans in silences, at least."""
         self._last_reactive: float | None = None
-        self._none_stale_at: tuple[int, ...] = ()
-        """When it was last seen that no block is stale."""
-        self._arriving = 0
-        """The side of the arrival at hand."""
-
-    @classmethod
-    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
-        """The smallest budget: what is on disk must be remembered, too."""
-        return super().least_memory(spec, **options) * 3 // 2
 
     # --- what the operators differ in ---
-
-    @abstractmethod
-    def victim(self) -> tuple[int, int] | None:
-        """The side and the partition whose oldest block is on disk and is to leave memory; None if there is none."""
-
-    @abstractmethod
-    def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
-        """A side and those of its stale blocks, as (partition, block), that are to be dumped next; none if there are
-        none.
-        """
 
     @abstractmethod
     def probe_due(self, side: int) -> bool:
@@ -154,10 +105,6 @@ class SpillingWindowJoin(SuspendingWindowJoin):
             [lookup, *(self.lookup_in(table, side, hashes, parts, columns, source) for table in tables)]
         )
 
-    def must_keep(self, side: int) -> bool:
-        """As long as the other input may bring rows, or has blocks on disk that are to be met."""
-        return not self.exhausted(1 - side) or self.disks[1 - side].absent > 0
-
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Count fresh rows."""
         super().rows_kept(side, parts)
@@ -173,12 +120,8 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         self.probed[side] = max(self.probed[side], tick)
         self.encounters[side].forget(self.probed[side])
         table = self.tables[side]
-        self.fresh_rows[side] = sum(
-            table.filled(part, block)
-            for part, queue in enumerate(table.queues)
-            for block in queue
-            if table.last_tick[block] > self.probed[side]
-        )
+        fresh = self.last_kept[side] > self.probed[side]
+        self.fresh_rows[side] = int(table.sizes(table.live(self.probed[side])).sum()) if fresh else 0
 
     def needs_probe(self, side: int) -> bool:
         """Whether a side has rows that must meet the other side's disk."""
@@ -221,13 +164,10 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         if not self.perhaps_delayed(scan.side):
             return
         table = self.tables[scan.side]
-        for part, queue in enumerate(table.queues):
-            for block in queue:
-                if table.last_tick[block] > scan.since:
-                    rows = table.rows_in(part, block)
-                    ticks = table.ticks(rows)
-                    mine = (ticks > scan.since) & (ticks <= scan.until)
-                    self.rows_settled(scan.side, table.times(rows[mine]), ticks[mine])
+        rows = table.rows_in_all(table.live(scan.since))
+        ticks = table.ticks(rows)
+        mine = (ticks > scan.since) & (ticks <= scan.until)
+        self.rows_settled(scan.side, table.times(rows[mine]), ticks[mine])
 
     @property
     def window_rows(self) -> int:
@@ -241,75 +181,17 @@ class SpillingWindowJoin(SuspendingWindowJoin):
 
     # --- making room ---
 
-    def secure(self, claim: Callable[[], bool], spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-        """Make room until a claim succeeds; False if it does not with all gone that may go."""
-        own = self.tables[self._arriving]
-        others = [table for table in self._all_tables if table is not own]
-        while not claim():
-            for table in others:
-                table.trim(self.budget.total)
-            if claim():
-                break
-            flushed = self._flush_one(spared)
-            if claim():
-                break
-            # Most claims are of the side that rows arrive on, and can use what is free there without this.
-            own.trim(self.budget.total)
-            if not flushed:
-                return claim()
-        return True
-
-    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
-        if self.expire() or self._evict_some() or (self._dump() and self._evict_some()):
-            while not self._keep_spare() and (self._evict() or self._drop_frequent()):
-                pass
-            return True
-        return self._drop_frequent()
-
-    def _drop_frequent(self) -> bool:
+    def drop_copies(self) -> bool:
         """Let all copies of blocks go; False if there are none."""
         return any([each.drop_all() for copies in self.copies for each in copies])  # noqa: C419 (of both sides)
 
-    def _keep_spare(self) -> bool:
-        """Have memory for the entry of the next dump."""
-        missing = self._spare_bytes - self._spare.held
-        if not missing or self._spare.try_grow(missing):
-            return True
-        for table in self._all_tables:
-            table.trim(missing)
-        return self._spare.try_grow(missing)
-
     @property
-    def _all_tables(self) -> list[WindowTable]:
+    def all_tables(self) -> list[WindowTable]:
+        """Rows that arrived, and copies of blocks on disk."""
         return [*self.tables, *(each.table for copies in self.copies for each in copies)]
 
-    @property
-    def _spare_bytes(self) -> int:
-        pages = self.budget.total // self.sizing.page_bytes
-        return max(disk.entry_bytes(self.blocks_of_a_dump, pages) for disk in self.disks)
-
-    @property
-    def blocks_of_a_dump(self) -> int:
-        """How many blocks go to disk together, at most: a third of the memory."""
-        widest = max(table.block_bytes for table in self.tables)
-        return max(1, (self.budget.total - self.sizing.buffers) // 3 // widest)
-
-    @property
-    def recent_bytes(self) -> int:
-        """Memory for recent rows: what they have, and what nobody has."""
-        return self.budget.free + sum(table.blocks_held * table.block_bytes for table in self.tables)
-
-    def _evict_some(self) -> bool:
-        """Let a few blocks that are on disk leave memory: one after the other would be slow."""
-        count = 1 + self.blocks_of_a_dump // 8
-        return sum(1 for _ in takewhile(bool, (self._evict() for _ in range(count)))) > 0
-
-    def _evict(self) -> bool:
-        """Let a block that is on disk leave memory."""
-        victim = self.victim()
-        if victim is None:
-            return False
-        side, part = victim
+    def evict(self, side: int, part: int) -> None:
+        """Let a block leave memory; if it was part of many results, it becomes a frequent one."""
         table = self.tables[side]
         block = table.queues[part][0]
         number, results = int(table.disk[block]), int(table.results[block])
@@ -318,62 +200,15 @@ class SpillingWindowJoin(SuspendingWindowJoin):
             rows = table.rows_in(part, block)
             columns = [table.gather(column, rows) for column in range(len(table.types))]
             page = Page(table.hashes(rows), table.ticks(rows), columns, -1, -1)
-        self.drop_oldest(side, part)
+        super().evict(side, part)
         self.block_left(side, results)
-        self.events["evicted blocks"] += 1
         if page is not None:
             self.frequent[side].try_add(number, part, results, [page])
-        return True
-
-    def drop_oldest(self, side: int, part: int) -> None:
-        """Drop a partition's oldest block from memory, and note when, if it is on disk."""
-        table = self.tables[side]
-        block = table.queues[part][0]
-        if table.disk[block] >= 0:
-            self.clock += 1
-            self.disks[side].leave(int(table.disk[block]), self.clock, int(table.results[block]))
-        super().drop_oldest(side, part)
-
-    def stale(self, side: int, block: int) -> bool:
-        """Whether a block's rows have met all of the other side's disk, and are not on disk themselves."""
-        table = self.tables[side]
-        return bool(table.last_tick[block] <= self.probed[side] and table.disk[block] < 0)
-
-    def _dump(self) -> bool:
-        """Write stale blocks; they stay in memory until others need it."""
-        now = (self.clock, *self.probed)
-        if now == self._none_stale_at:
-            return False
-        side, blocks = self.to_dump()
-        if not blocks:
-            self._none_stale_at = now
-            return False
-        table = self.tables[side]
-        for part, block in blocks:
-            if table.queues[part][-1] == block:
-                table.close_block(part)
-        self._spare.shrink(self._spare.held)
-        while not self.disks[side].try_dump(table, blocks):
-            if len(blocks) == 1:
-                freed = [each.trim(self.budget.total) for each in self._all_tables]
-                if not any(freed) and not self._drop_frequent():
-                    raise BudgetError("what was spilled is too much to be remembered; allow more memory")
-            blocks = blocks[: max(1, len(blocks) // 2)]
-        for part, block in blocks:
-            self.dumped[side][part] = max(self.dumped[side][part], int(table.last_tick[block]))
-        self.events["dumps"] += 1
-        return True
-
-    def _may_drop(self, side: int, part: int, block: int) -> bool:
-        return bool(self.tables[side].last_tick[block] <= self.probed[side]) or not self.disks[1 - side].absent
 
     def least_floor(self, side: int, since: int) -> int:
         """No row of a side that arrived after a tick meets rows that are older than this and came before it."""
         table = self.tables[side]
-        floors = [
-            int(table.least_floor[block]) for queue in table.queues for block in queue if table.last_tick[block] > since
-        ]
-        return min(floors, default=FOREVER)
+        return int(table.least_floor[table.live(since)].min(initial=FOREVER))
 
     def expire(self) -> bool:
         """Let go of blocks whose rows have all expired, in memory and on disk."""
@@ -406,13 +241,18 @@ class SpillingWindowJoin(SuspendingWindowJoin):
         if not frequent.capacity:
             return
         present = self.copied(side)
-        found = [(int(piece.results[place]), piece, place) for piece, places in scanned.chosen for place in places]
-        for results, piece, place in nlargest(frequent.capacity, found, key=lambda each: each[0]):
-            if not self.worth_keeping(side, results):
+        counts = [piece.results[places] for piece, places in scanned.chosen]
+        results = np.concatenate([*counts, np.empty(0, np.int64)])
+        ends = np.cumsum([len(each) for each in counts])
+        for at in np.argsort(-results, kind="stable")[: frequent.capacity].tolist():
+            if not self.worth_keeping(side, int(results[at])):
                 break
+            segment = int(np.searchsorted(ends, at, side="right"))
+            piece, places = scanned.chosen[segment]
+            place = int(places[at - ends[segment]])
             if piece.number + place not in present and self._lives(side, piece, place):
                 pages = list(self.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
-                frequent.try_add(piece.number + int(place), int(piece.parts[place]), results, pages)
+                frequent.try_add(piece.number + place, int(piece.parts[place]), int(results[at]), pages)
 
     def copied(self, side: int) -> set[int]:
         """The numbers of a side's blocks of which there are copies."""
@@ -475,26 +315,7 @@ class SpillingWindowJoin(SuspendingWindowJoin):
                 on_disk = [bool(table.disk[block] >= 0) for block in queue]
                 assert on_disk == sorted(on_disk, reverse=True), "the oldest blocks are dumped first"
 
-    def close(self) -> None:
-        """Let go of everything."""
-        super().close()
-        for disk in self.disks:
-            disk.close()
-
     # --- snapshots ---
-
-    def still_in_memory(self, side: int, parts: Int32, ticks: Int64) -> NDArray[np.bool_]:
-        """Which rows of a snapshot have neither left memory nor come to the disk since they were written."""
-        not_dumped: NDArray[np.bool_] = ticks > self.dumped[side][parts]
-        return not_dumped & super().still_in_memory(side, parts, ticks)
-
-    def claim_to_restore(self, claim: Callable[[], bool]) -> None:
-        """Claim memory for what a snapshot holds."""
-        if not claim():
-            for table in self.tables:
-                table.trim(self.budget.total)
-            if not claim():
-                raise BudgetError("the snapshot does not fit into this memory; allow a little more")
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return [name for disk in self.disks for name in disk.segments()], {

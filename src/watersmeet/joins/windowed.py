@@ -302,7 +302,8 @@ class WindowJoin(ProgressiveJoin):
         some = False
         for side, table in enumerate(self.tables):
             bound = self.expired_before(side)
-            for part, queue in enumerate(table.queues):
+            for part in table.expired(bound).tolist():
+                queue = table.queues[part]
                 while queue and table.latest[queue[0]] < bound and self._may_drop(side, part, queue[0]):
                     self.drop_oldest(side, part)
                     self.events["expired blocks"] += 1

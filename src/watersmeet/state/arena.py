@@ -101,9 +101,9 @@ class Pool:
         self.in_use += count
         return taken
 
-    def peek(self) -> list[int]:
-        """The slots that `take` would hand out, in that order."""
-        return self._warm[::-1]
+    def peek(self, most: int | None = None) -> list[int]:
+        """The slots that `take` would hand out, in that order; so many at most."""
+        return self._warm[::-1] if most is None else self._warm[: -most - 1 : -1]
 
     def reserve_runs(self, count: int) -> bool:
         """Make sure that runs of `count` adjoining slots in all can be taken with `take_run`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,20 +26,19 @@ _MOST_FILTER_BYTES = 1 << 20
 _BITS_A_ROW = 16
 
 
-def filter_of(table: WindowTable, blocks: Iterable[tuple[int, int]], claim: Reservation) -> Bits:
-    """A bit for each hash of some blocks, as (partition, block), in as much memory as there is: most rows of the disk
-    meet none of them, and are told by one look at it.
+def filter_of(table: WindowTable, blocks: Int64, claim: Reservation) -> Bits:
+    """A bit for each hash of some blocks, in as much memory as there is: most rows of the disk meet none of them, and
+    are told by one look at it.
     """
-    wanted = list(blocks)
-    rows = len(wanted) * table.layout.block_rows
+    rows = len(blocks) * table.layout.block_rows
     size = min(_MOST_FILTER_BYTES, max(64, 1 << (rows * _BITS_A_ROW // 8).bit_length()))
     while size >= 64 and not claim.try_grow(size):
         size //= 2
     if size < 64:
         return EVERYTHING
     bits = np.zeros(size // 8, np.uint64)
-    for part, block in wanted:
-        table.want(part, block, bits)
+    for block in blocks.tolist():
+        table.want(block, bits)
     return bits
 
 

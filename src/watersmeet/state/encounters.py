@@ -37,13 +37,22 @@ class Encounters:
 
     def __init__(self, claim: Reservation) -> None:
         self._claim = claim
-        self._stays: list[tuple[int, int, int]] = []
-        """(block, since, until): when blocks were among the frequent ones, the smallest number first."""
+        self._ended: list[tuple[int, int, int]] = []
+        """(block, since, until): when blocks were among the frequent ones."""
+        self._since: dict[int, int] = {}
+        """Since when blocks are among the frequent ones."""
         self._arrays: Int64 | None = None
+
+    def __len__(self) -> int:
+        return len(self._ended) + len(self._since)
+
+    @property
+    def _stays(self) -> list[tuple[int, int, int]]:
+        return [*self._ended, *((block, since, FOREVER) for block, since in self._since.items())]
 
     @property
     def stays(self) -> Int64:
-        """As three rows of numbers."""
+        """As three rows of numbers, the smallest block first."""
         if self._arrays is None:
             self._arrays = np.array(sorted(self._stays), np.int64).reshape(-1, 3).T.copy()
         return self._arrays
@@ -52,22 +61,22 @@ class Encounters:
         """A block is among the frequent ones from now on; False, and it is not, if there is no memory to note that."""
         if not self._claim.try_grow(_STAY_BYTES):
             return False
-        self._stays.append((block, tick, FOREVER))
+        assert block not in self._since
+        self._since[block] = tick
         self._arrays = None
         return True
 
     def go(self, block: int, tick: int) -> None:
         """A block is not among the frequent ones any more."""
-        place = next(i for i, stay in enumerate(self._stays) if stay[0] == block and stay[2] == FOREVER)
-        self._stays[place] = (block, self._stays[place][1], tick)
+        self._ended.append((block, self._since.pop(block), tick))
         self._arrays = None
 
     def forget(self, until: int) -> None:
         """All rows up to a tick have met all there is: stays that ended by then say nothing any more."""
-        kept = [stay for stay in self._stays if stay[2] > until]
-        if len(kept) < len(self._stays):
-            self._claim.shrink(_STAY_BYTES * (len(self._stays) - len(kept)))
-            self._stays, self._arrays = kept, None
+        kept = [stay for stay in self._ended if stay[2] > until]
+        if len(kept) < len(self._ended):
+            self._claim.shrink(_STAY_BYTES * (len(self._ended) - len(kept)))
+            self._ended, self._arrays = kept, None
 
     def fresh(self, blocks: Int64, left: Int64, arrived: Int64) -> Bool:
         """Which pairs of a block, which left memory at a tick, and a row that arrived at a tick have not met."""
@@ -95,11 +104,12 @@ class Encounters:
     def load(self, state: list[list[int]]) -> None:
         """Take over a snapshot's state."""
         self._claim.grow(_STAY_BYTES * len(state))
-        self._stays = [(block, since, until) for block, since, until in state]
+        self._ended = [(block, since, until) for block, since, until in state if until < FOREVER]
+        self._since = {block: since for block, since, until in state if until == FOREVER}
         self._arrays = None
 
     def check(self, clock: int) -> None:
         """Assert the invariants."""
         for _, since, until in self._stays:
             assert since <= clock and since < until and (until <= clock or until == FOREVER)
-        assert self._claim.held == _STAY_BYTES * len(self._stays)
+        assert self._claim.held == _STAY_BYTES * len(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -138,6 +138,27 @@ def write_rows(
     except BaseException:
         writer.abort()
         raise
+    return tuple(ends)
+
+
+def write_batches(writer: SegmentWriter, batches: Iterable[pa.RecordBatch], page_bytes: int) -> tuple[int, ...]:
+    """Write pages again, small ones together on one; returns the rows up to the end of each page."""
+    ends: list[int] = []
+    waiting: list[pa.RecordBatch] = []
+
+    def write() -> None:
+        columns = [pa.concat_arrays(arrays) for arrays in zip(*(batch.columns for batch in waiting), strict=True)]
+        page = pa.RecordBatch.from_arrays(columns, schema=waiting[0].schema)
+        writer.write_page(page)
+        ends.append((ends[-1] if ends else 0) + page.num_rows)
+        waiting.clear()
+
+    for batch in batches:
+        if waiting and sum(each.nbytes for each in waiting) + batch.nbytes > page_bytes:
+            write()
+        waiting.append(batch)
+    if waiting:
+        write()
     return tuple(ends)
 
 

@@ -80,7 +80,8 @@ class ScannedRows:
                 continue
             chosen = np.flatnonzero(worth)
             blocks.append((piece, chosen))
-            for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
+            together = len(chosen) == chosen[-1] - chosen[0] + 1
+            for run in [chosen] if together else np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
                 start, stop = int(piece.firsts[run[0]]), piece.stop(int(run[-1]))
                 self.stretches.append(Stretch(piece, start, stop, place))
                 place += stop - start
@@ -102,7 +103,10 @@ class ScannedRows:
 
     def _set_blocks(self, blocks: list[tuple[Piece, Int64]]) -> None:
         none = np.empty(0, np.int64)
-        sizes = [np.diff(np.append(piece.firsts, piece.rows))[chosen] for piece, chosen in blocks]
+        sizes = [
+            np.diff(np.append(piece.firsts, piece.rows))[chosen] if len(piece.firsts) > 1 else [piece.rows]
+            for piece, chosen in blocks
+        ]
         self.block_places = np.cumsum(np.concatenate([[0], *sizes])).astype(np.int64)[:-1]
         self.block_left = np.concatenate([none, *(piece.left[chosen] for piece, chosen in blocks)])
         self.block_numbers = np.concatenate([none, *(piece.number + chosen for piece, chosen in blocks)])

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from watersmeet.core.cost import Meter
 from watersmeet.memory import Reservation
-from watersmeet.spill.segment import Segment
+from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.spill.store import Store
-from watersmeet.state.pages import Page, count_pages, page_schema, write_rows
+from watersmeet.state.pages import Page, count_pages, page_schema, write_batches, write_rows
 from watersmeet.state.rows import fixed_width
 from watersmeet.state.window_table import WindowTable
 
@@ -208,6 +208,67 @@ class WindowDisk:
         self.pieces.append(Piece(number, ends, blocks, claimed))
         self.next_block += blocks.shape[1]
         return True
+
+    def try_join(self, runs: Sequence[Piece], before: int) -> Piece | None:
+        """Write runs of a partition, which hold one block each, as one, without rows of times before this.
+
+        They are forgotten then, and their segments can go. None, and nothing is written, if there is no memory to
+        remember the new one, or no row is left.
+        """
+        most = self.entry_bytes(1, sum(len(run.ends) for run in runs))
+        if not self._claim.try_grow(most):
+            return None
+        number = self.next_block
+        beside = [self.index(run) for run in runs]
+        hashes, times = (np.concatenate([each[at] for each in beside]) for at in (0, 1))
+        live = times >= before
+        fields = [[int(runs[0].parts[0])], [0], [0], [0], [max(int(run.left[0]) for run in runs)], [0]]
+        try:
+            if not live.any():
+                self._claim.shrink(most)
+                return None
+            writer = SegmentWriter(self._store, self.name(number), self.schema)
+            try:
+                ends = write_batches(writer, self._batches(runs, live), self._page_bytes)
+                writer.add_array("hashes", hashes[live])
+                writer.add_array("times", times[live])
+                writer.seal().close()
+            except BaseException:
+                writer.abort()
+                raise
+        except BaseException:
+            self._claim.shrink(most)
+            raise
+        fields[2], fields[3] = [int(times[live].min())], [int(times[live].max())]
+        self._meter.pages_written += len(ends)
+        self._meter.seeks += 1
+        claimed = self.entry_bytes(1, len(ends))
+        self._claim.shrink(most - claimed)
+        joined = Piece(number, ends, np.array(fields, np.int64), claimed)
+        self.pieces.append(joined)
+        self.next_block += 1
+        self.absent += 1
+        for run in runs:
+            self.forget(run)
+        return joined
+
+    def _batches(self, runs: Sequence[Piece], live: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        """The pages of runs, one after the other, without the rows that are not to live on."""
+        first = 0
+        for run in runs:
+            self.count_read(run, 0, run.rows)
+            for page in range(len(run.ends)):
+                batch = self.read(run, page)
+                kept = live[first : first + batch.num_rows]
+                first += batch.num_rows
+                if kept.any():
+                    yield batch if kept.all() else batch.take(pa.array(np.flatnonzero(kept)))
+            self.release(run)
+
+    @property
+    def held(self) -> int:
+        """Memory for the entries of all segments."""
+        return self._claim.held
 
     def find(self, block: int) -> tuple[Piece, int]:
         """The segment of a block, and its place there."""

@@ -93,6 +93,10 @@ class WindowTable:
         self.part_rows = np.zeros(partitions, np.int64)
         self.queues: list[deque[int]] = [deque() for _ in range(partitions)]
         """Each partition's blocks, the oldest first."""
+        self.oldest = np.full(partitions, -1, np.int32)
+        """Each partition's oldest block; -1 if it has none."""
+        self.part_of = np.zeros(blocks, np.int32)
+        """Of each block: its partition."""
         self._births = np.zeros(blocks, np.int64)
         self._born = 0
         self.latest, self.earliest = np.full(blocks, _LATEST), np.full(blocks, _EARLIEST)
@@ -143,7 +147,7 @@ class WindowTable:
 
     def _place(self, parts: Int32, tails: Int32, used: Int32, part_rows: Int64) -> tuple[Int32, int, Int32]:
         rows = np.empty(len(parts), np.int32)
-        fresh = np.asarray(self._blocks.peek(), np.int32)
+        fresh = np.asarray(self._blocks.peek(len(parts)), np.int32)
         owners = np.empty(len(fresh), np.int32)
         taken = hash_index.place_rows(parts, tails, used, self.layout.block_rows, fresh, owners, rows, part_rows)
         return rows, int(taken), owners
@@ -178,7 +182,10 @@ class WindowTable:
         queue = self.queues[part]
         if queue:
             self._filled[queue[-1]] = self._filled[queue[-1]] or self.layout.block_rows
+        else:
+            self.oldest[part] = block
         queue.append(block)
+        self.part_of[block] = part
         self._born = self._born % _MOST_BIRTHS + 1
         self._births[block] = self._born
         self._filled[block] = 0
@@ -236,6 +243,7 @@ class WindowTable:
         oldest = queue[0] == block
         if oldest:
             queue.popleft()
+            self.oldest[part] = queue[0] if queue else -1
         else:
             queue.remove(block)
         self.rows -= count
@@ -291,6 +299,36 @@ class WindowTable:
             column.release(start, stop)
 
     # --- looking ---
+
+    def live(self, since: int = -1) -> Int64:
+        """The blocks with rows that arrived after a tick."""
+        blocks: Int64 = np.flatnonzero((self._births > 0) & (self.last_tick > since))
+        return blocks
+
+    def by_age(self, blocks: Int64) -> Int64:
+        """Blocks, the oldest first."""
+        ordered: Int64 = blocks[np.argsort(self._births[blocks])]
+        return ordered
+
+    def sizes(self, blocks: Int64) -> Int64:
+        """How many rows some blocks have."""
+        sizes = self._filled[blocks].astype(np.int64)
+        parts = self.part_of[blocks]
+        unfilled = np.where(self._tails[parts] == blocks, self._used[parts], self.layout.block_rows)
+        return np.where(sizes > 0, sizes, unfilled)
+
+    def rows_in_all(self, blocks: Int64) -> Int32:
+        """The row numbers of some blocks, one block after the other."""
+        sizes = self.sizes(blocks)
+        before = np.cumsum(sizes) - sizes
+        rows: Int32 = (np.repeat((blocks << self.shift) - before, sizes) + np.arange(sizes.sum())).astype(np.int32)
+        return rows
+
+    def expired(self, before: int) -> Int64:
+        """The partitions whose oldest block has no rows from this time on."""
+        parts = np.flatnonzero(self.oldest >= 0)
+        expired: Int64 = parts[self.latest[self.oldest[parts]] < before]
+        return expired
 
     def rows_in(self, part: int, block: int) -> Int32:
         """A block's row numbers."""
@@ -382,9 +420,10 @@ class WindowTable:
         )  # fmt: skip
         return found, visited
 
-    def want(self, part: int, block: int, wanted: NDArray[np.uint64]) -> None:
+    def want(self, block: int, wanted: NDArray[np.uint64]) -> None:
         """Set the bits of a block's hashes."""
-        window_index.want(block << self.shift, self.filled(part, block), self._entries.array, wanted)
+        rows = self.filled(int(self.part_of[block]), block)
+        window_index.want(block << self.shift, rows, self._entries.array, wanted)
 
     def count_results(self, rows: Int32) -> None:
         """These rows were part of results."""
@@ -397,6 +436,8 @@ class WindowTable:
         owned = [block for queue in self.queues for block in queue]
         assert len(owned) == len(set(owned)) == self._blocks.in_use
         assert self.rows == self.part_rows.sum()
+        assert self.oldest.tolist() == [queue[0] if queue else -1 for queue in self.queues]
+        assert sorted(self.live()) == sorted(owned)
         for part, queue in enumerate(self.queues):
             births = [int(self._births[block]) for block in queue]
             assert births == sorted(births), "blocks lie in the order of their birth"
@@ -407,6 +448,7 @@ class WindowTable:
             assert (self.parts_of(self.hashes(rows)) == part).all()
             for block in queue:
                 inside = self.rows_in(part, block)
+                assert self.part_of[block] == part and self.sizes(np.array([block]))[0] == len(inside)
                 assert (np.diff(self.ticks(inside)) > 0).all(), "rows lie in the order of their arrival"
                 times = self.times(inside)
                 assert self.earliest[block] == times.min() and self.latest[block] == times.max()
