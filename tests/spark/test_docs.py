@@ -15,8 +15,13 @@ def test_the_examples_run(spark: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["expected"].count() > 5000
     assert (tmp_path / "pipeline" / "state" / "state.json").exists()
+    clicks, views = (spark.read.parquet(str(tmp_path / "pipeline" / name)) for name in ("clicks", "views"))
+    near = clicks.alias("c").join(views.alias("v"), "ad")
+    near = near.where("v.ts between c.ts - interval 10 minutes and c.ts")
+    found = spark.read.parquet(str(tmp_path / "pipeline" / "clicks on views"))
+    assert found.count() == near.count() > 1000

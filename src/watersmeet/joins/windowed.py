@@ -14,6 +14,7 @@ are worked off in the order in which they were received, those of both inputs to
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -290,6 +291,12 @@ class WindowJoin(ProgressiveJoin):
         self.expire()
 
     # --- expiry ---
+
+    def advance(self, newest: Sequence[int]) -> None:
+        """Learn, between two batches, that the inputs have reached these times in rows that came to other operators."""
+        assert not self._arrivals_wait, "rows that have come before are judged by what was known then"
+        self.newest = [max(pair) for pair in zip(self.newest, newest, strict=True)]
+        self.expire()
 
     def expired_before(self, side: int) -> int:
         """Rows of an input that are older than this meet nothing that is still to come."""

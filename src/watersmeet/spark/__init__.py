@@ -12,6 +12,8 @@ right ─┘                                   │ state of batch N-1 in, state 
 
     joined = wms.join(orders, shipments, on="order_id", memory="512 MiB", state="state/orders")
     joined.writeStream.format("parquet").option("checkpointLocation", "checkpoints/orders").start("out/orders")
+
+`window_join` keeps only what rows to come may meet.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from watersmeet.spark.signs import with_events as with_events
     from watersmeet.spark.source import register as register
     from watersmeet.spark.watch import Watch as Watch
+    from watersmeet.spark.window_plan import window_join as window_join
 
 # Where each public name lives. Spark starts many small Python processes, and each imports no more than it needs.
 _HOMES = {
@@ -32,10 +35,11 @@ _HOMES = {
     "figures": "watersmeet.spark.metrics",
     "join": "watersmeet.spark.join_plan",
     "register": "watersmeet.spark.source",
+    "window_join": "watersmeet.spark.window_plan",
     "with_events": "watersmeet.spark.signs",
 }
 
-__all__ = ["Watch", "figures", "join", "register", "with_events"]
+__all__ = ["Watch", "figures", "join", "register", "window_join", "with_events"]
 
 
 def __getattr__(name: str) -> object:

@@ -26,9 +26,10 @@ _MOST_ROWS = 4096
 _MOST_BYTES = 1 << 30
 """Of strings in one array: their offsets have 32 bits."""
 _MOST_MERGED = 16
-_HASH = "row hash"
+_ORDER = "order"
+"""A column by which rows are sorted."""
 _ORDER_BYTES = 24
-"""Of each row that waits: its hash, its place in the order, and a copy of one of them."""
+"""Of each row that waits: what it is sorted by, its place in the order, and a copy of one of them."""
 
 
 class Arrivals:
@@ -46,7 +47,7 @@ class Arrivals:
         self.rows = [0] * len(schemas)
         self.digests = [0] * len(schemas)
         """A number for each input that tells its rows from others, whatever their order."""
-        self._schemas = [schema.append(pa.field(_HASH, pa.int64())) for schema in schemas]
+        self._schemas = [schema.append(pa.field(_ORDER, pa.int64())) for schema in schemas]
         self._limit = min(limit, _MOST_BYTES)
         self._scratch = scratch
         self._store: Store | None = None
@@ -71,22 +72,31 @@ class Arrivals:
             self._add(number, batch.slice(start, step))
 
     def _add(self, number: int, batch: pa.RecordBatch) -> None:
-        hashes = row_hashes(batch)
+        order = self._order(number, batch)
         self.rows[number] += batch.num_rows
-        self.digests[number] = (self.digests[number] + int(hashes.sum(dtype=np.uint64))) % (1 << 64)
         size = batch.nbytes + _ORDER_BYTES * batch.num_rows
         self._bytes[number] += batch.nbytes
         if self._held and self._held + size > self._limit:
             self._spill()
-        arrays = [*batch.columns, pa.array(hashes.view(np.int64))]
+        arrays = [*batch.columns, pa.array(order)]
         self._piles[number].append(pa.RecordBatch.from_arrays(arrays, schema=self._schemas[number]))
         self._held += size
         self.peak = max(self.peak, 2 * self._held)
 
-    def in_order(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """All rows, each piece of one input."""
+    def _order(self, number: int, batch: pa.RecordBatch) -> Int64:
+        """What rows are sorted by."""
+        hashes = row_hashes(batch)
+        self.digests[number] = (self.digests[number] + int(hashes.sum(dtype=np.uint64))) % (1 << 64)
+        return hashes.view(np.int64)
+
+    def settle(self) -> None:
+        """All rows have come."""
         if self._store is not None:
             self._spill()
+
+    def in_order(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All rows, each piece of one input."""
+        self.settle()
         dealt = [self._deal(number) for number in range(len(self.rows)) if self.rows[number]]
         for _, number, piece in merge_sorted(*dealt, key=lambda each: each[:2]):
             yield number, piece
@@ -99,12 +109,21 @@ class Arrivals:
 
     def _deal(self, number: int) -> Iterator[tuple[float, int, pa.RecordBatch]]:
         """One input's pieces, each with its place among those of all inputs."""
+        pieces = -(-self.rows[number] // self._piece_rows(number))
+        for i, (_, piece) in enumerate(self.pieces(number)):
+            yield (i + 0.5) / pieces, number, piece
+
+    def pieces(self, number: int) -> Iterator[tuple[Int64, pa.RecordBatch]]:
+        """One input's rows in their order, so many at a time, and what they are sorted by."""
+        if not self.rows[number]:
+            return
+        size = self._piece_rows(number)
+        for piece in _cut(self._merged(number) if self._runs[number] else self._sorted(number, size), size):
+            yield _keys(piece), piece.drop_columns([_ORDER])
+
+    def _piece_rows(self, number: int) -> int:
         width = max(1, self._bytes[number] // self.rows[number])
-        size = min(_MOST_ROWS, 1 << max(0, (self._limit // 4 // width).bit_length() - 1))
-        pieces = -(-self.rows[number] // size)
-        rows = _cut(self._merged(number) if self._runs[number] else self._sorted(number, size), size)
-        for i, piece in enumerate(rows):
-            yield (i + 0.5) / pieces, number, piece.drop_columns([_HASH])
+        return min(_MOST_ROWS, 1 << max(0, (self._limit // 4 // width).bit_length() - 1))
 
     def _sorted(self, number: int, size: int) -> Iterator[pa.RecordBatch]:
         pile, self._piles[number] = self._piles[number], []
@@ -145,14 +164,14 @@ class Arrivals:
         yield from _merge(self._store, self._runs[number])
 
 
-def _hashes(batch: pa.RecordBatch) -> Int64:
-    hashes: Int64 = batch.column(batch.num_columns - 1).to_numpy()
-    return hashes
+def _keys(batch: pa.RecordBatch) -> Int64:
+    keys: Int64 = batch.column(batch.num_columns - 1).to_numpy()
+    return keys
 
 
 def _ordered(pile: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a pile in the order of their hashes, so many at a time."""
-    order = np.argsort(np.concatenate([_hashes(batch) for batch in pile]), kind="stable")
+    """The rows of a pile in their order, so many at a time."""
+    order = np.argsort(np.concatenate([_keys(batch) for batch in pile]), kind="stable")
     whole = put_together(pile)
     assert whole is not None, "types that Spark hands to Python can be put together"
     pile.clear()
@@ -165,7 +184,7 @@ def _merge(store: Store, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     streams = [_Stream(Segment.open(store, name)) for name in names]
     while streams:
         # Nothing that is still to come can be smaller than the smallest end of what is at hand.
-        end = min(int(_hashes(stream.page)[-1]) for stream in streams)
+        end = min(int(_keys(stream.page)[-1]) for stream in streams)
         pile = [piece for stream in streams if (piece := stream.take(end)).num_rows]
         yield from _ordered(pile, max(piece.num_rows for piece in pile))
         streams = [stream for stream in streams if stream.page.num_rows]
@@ -180,8 +199,8 @@ class _Stream:
         self.page = segment.read_page(0)
 
     def take(self, end: int) -> pa.RecordBatch:
-        """The rows at hand up to this hash."""
-        count = int(np.searchsorted(_hashes(self.page), end, "right"))
+        """The rows at hand up to this place in the order."""
+        count = int(np.searchsorted(_keys(self.page), end, "right"))
         taken, self.page = self.page.slice(0, count), self.page.slice(count)
         if not self.page.num_rows and self._next < self._segment.pages:
             self._segment.release()

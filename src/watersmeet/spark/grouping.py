@@ -22,21 +22,22 @@ def group_of(keys: Sequence[Column], groups: int) -> Column:
     return fn.pmod(fn.hash(*keys), fn.lit(groups))
 
 
-def grouping_key(key: Column, own: st.DataType, other: st.DataType) -> Column:
-    """A key in the type in which it is hashed, so that it meets the equal keys of the other side."""
-    if isinstance(own, st.NullType) or isinstance(other, st.NullType):
+def grouping_key(key: Column, types: Sequence[st.DataType]) -> Column:
+    """A key in the type in which it is hashed, so that it meets equal keys of inputs that have it in these types."""
+    if any(isinstance(found, st.NullType) for found in types):
         return fn.lit(0)  # a NULL equals nothing
-    if _is_number(own) and _is_number(other):
-        if isinstance(own, st.IntegralType) and isinstance(other, st.IntegralType):
+    alike = all(found == types[0] for found in types)
+    if all(_is_number(found) for found in types):
+        if all(isinstance(found, st.IntegralType) for found in types):
             return key.cast("long")
-        if isinstance(own, st.DecimalType) and own == other:
+        if alike and isinstance(types[0], st.DecimalType):
             return key
         double = key.cast("double")
         # One zero and one NaN.
         return (
             fn.when(double == fn.lit(0.0), fn.lit(0.0)).when(fn.isnan(double), fn.lit(float("nan"))).otherwise(double)
         )
-    if own != other and {type(own), type(other)} == {st.DateType, st.TimestampNTZType}:
+    if {type(found) for found in types} == {st.DateType, st.TimestampNTZType}:
         return key.cast("timestamp_ntz")
     return key
 

@@ -35,8 +35,11 @@ class Lineage:
 
     def answers_for(self, batch: int, run_token: str) -> bool:
         """Whether the run with this token is the one whose state of a batch is valid."""
-        run = next((run for run, first in reversed(self.runs) if first <= batch), None)
-        return run is not None and token(run) == run_token
+        return self.token_for(batch) == run_token
+
+    def token_for(self, batch: int) -> str | None:
+        """The token of the run that answers for a batch."""
+        return next((token(run) for run, first in reversed(self.runs) if first <= batch), None)
 
     def repeated(self, batch: int) -> list[str]:
         """The earlier runs, the last one first, at whose batch the query has been started again ever since.

@@ -34,8 +34,8 @@ _SHARES = {"p50": 0.5, "p99": 0.99}
 class Figures:
     """What one task did, in rows and bytes."""
 
-    left_rows: int
-    right_rows: int
+    rows: Sequence[int]
+    """Of each input."""
     results: int
     memory: int
     """The most that was reserved at once."""
@@ -52,16 +52,28 @@ class Figures:
     """Of a progressive join: results found with the fuel that the batch's rows left over, with what is on disk."""
     task_ms: int = 0
     """How long the task took, in milliseconds: from its first row to its last result, handing over included."""
+    late: Sequence[int] = ()
+    """Of a window join: rows of each input that came too late."""
     delays: Sequence[Sequence[int]] = ()
     """Results by input and class of delay."""
 
     def as_list(self) -> list[int]:
-        """The figures in the order of the fields, then the delays of each input."""
-        rest = [list(self.delays[side]) if self.delays else [0] * CLASSES for side in (0, 1)]
-        return [*(getattr(self, name) for name in SCALARS), *rest[0], *rest[1]]
+        """Rows and late rows of each input, the other figures in the order of the fields, then delays of each input."""
+        late = self.late or [0] * len(self.rows)
+        delays = [count for counts in self.delays or ([0] * CLASSES,) * 2 for count in counts]
+        return [*self.rows, *late, *(getattr(self, name) for name in SCALARS), *delays]
 
 
-SCALARS = tuple(field.name for field in fields(Figures) if field.name != "delays")
+SCALARS = tuple(field.name for field in fields(Figures) if field.name not in ("rows", "late", "delays"))
+
+
+def figure_names(inputs: Sequence[str] = ("left", "right"), *, late: bool = False) -> list[str]:
+    """The names of a join's figures, in their order; those of late rows only if they are to be told.
+
+    >>> figure_names()[:5]
+    ['left_rows', 'right_rows', '', '', 'results']
+    """
+    return [*(f"{each}_rows" for each in inputs), *(f"{each}_late" if late else "" for each in inputs), *SCALARS]
 
 
 def with_figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -70,28 +82,32 @@ def with_figures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.append_column(COLUMN, pa.nulls(batch.num_rows, _ARROW_TYPE))
 
 
-def figures_row(schema: pa.Schema, done: Figures) -> pa.RecordBatch:
+def figures_row(schema: pa.Schema, done: Sequence[int]) -> pa.RecordBatch:
     """The row that carries a task's figures.
 
-    >>> [row] = figures_row(pa.schema({"id": pa.int8()}), Figures(1, 2, 3, 4, 5, 6, 7)).to_pylist()
-    >>> row["id"], row["watersmeet_figures"][:7]
-    (None, [1, 2, 3, 4, 5, 6, 7])
+    >>> [row] = figures_row(pa.schema({"id": pa.int8()}), [1, 2]).to_pylist()
+    >>> row["id"], row["watersmeet_figures"]
+    (None, [1, 2])
     """
     arrays = [pa.nulls(1, field.type) for field in schema]
     row = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return row.append_column(COLUMN, pa.array([done.as_list()], _ARROW_TYPE))
+    return row.append_column(COLUMN, pa.array([done], _ARROW_TYPE))
 
 
-def observed(frame: DataFrame, name: str, budget: int, delays: bool = False) -> DataFrame:
-    """Results alone, the figures having been added up under this name."""
+def observed(
+    frame: DataFrame, name: str, budget: int, names: Sequence[str], delays_of: Sequence[str] = ()
+) -> DataFrame:
+    """Results alone, the figures of these names having been added up under a name of their own.
+
+    A figure without a name is left out. Behind the others, there may be the delays of some inputs.
+    """
     tasks = fn.collect_list(fn.col(COLUMN))  # skips NULL: rows of results cost one look
-    totals = [_total(tasks, i, name in _LARGEST).alias(name) for i, name in enumerate(SCALARS)]
+    totals = [_total(tasks, i, each in _LARGEST).alias(each) for i, each in enumerate(names) if each]
     totals.append(fn.max(fn.lit(budget)).alias("budget"))
-    if delays:
-        for number, side in enumerate(("left", "right")):
-            first = len(SCALARS) + number * CLASSES + 1  # SQL counts from one
-            counts = fn.aggregate(tasks, fn.array_repeat(fn.lit(0).cast("long"), CLASSES), _adder(first))
-            totals += [_percentile(counts, share).alias(f"{side}_delay_{name}_ms") for name, share in _SHARES.items()]
+    for number, side in enumerate(delays_of):
+        first = len(names) + number * CLASSES + 1  # SQL counts from one
+        counts = fn.aggregate(tasks, fn.array_repeat(fn.lit(0).cast("long"), CLASSES), _adder(first))
+        totals += [_percentile(counts, share).alias(f"{side}_delay_{p}_ms") for p, share in _SHARES.items()]
     return frame.observe(PREFIX + name, *totals).where(fn.col(COLUMN).isNull()).drop(COLUMN)
 
 

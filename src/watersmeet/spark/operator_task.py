@@ -95,7 +95,7 @@ class OperatorTask:
             work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
             outcome = work.run(arrivals, frozenset(incoming.ended))
         yield from with_figures(outcome.results)
-        yield figures_row(self.factory.output, _figures(outcome.counts, began))
+        yield figures_row(self.factory.output, _figures(outcome.counts, began).as_list())
 
 
 class _Incoming:
@@ -114,19 +114,18 @@ class _Incoming:
         signs = batch.column(batch.num_columns - 1).to_numpy()
         plain = batch
         if signs.any():
-            sides = batch.column(0).to_numpy()
-            self.ended.update((sides[signs == SIGN_CODES[END]] & 1).tolist())
+            tags = batch.column(0).to_numpy()
+            self.ended.update((tags[signs == SIGN_CODES[END]] % task.layout.kinds).tolist())
             plain = batch.filter(pa.array(signs == 0))
-            self.group = int(sides[0]) >> 1 if self.group is None else self.group
+            self.group = int(tags[0]) // task.layout.kinds if self.group is None else self.group
         if plain.num_rows:
-            self.group, halves = task.layout.split(plain, task.factory.inputs, self.group)
-            yield from ((side, rows) for side, rows in enumerate(halves) if rows is not None)
+            self.group, pieces = task.layout.split(plain, task.factory.inputs, self.group)
+            yield from pieces
 
 
 def _figures(counts: BatchCounts, began: float) -> Figures:
     return Figures(
-        left_rows=counts.rows[0],
-        right_rows=counts.rows[1],
+        rows=counts.rows,
         results=counts.results,
         memory=counts.peak,
         written=counts.written,

@@ -1,19 +1,21 @@
-"""How rows of both inputs share one row, so that one shuffle carries them.
+"""How rows of several inputs share one row, so that one shuffle carries them.
 
-A column of the left input and one of the right that have the same type take turns in one slot:
+Columns of different inputs that have the same type take turns in one slot:
 
     left  (id long, item string)          tag │ slot 0 long │ slot 1 string │ slot 2 date
     right (id long, day date)       ──▶    0  │ left id     │ left item     │ null
                                            1  │ right id    │ null          │ right day
 
-The tag says whose row it is and to which group of keys it belongs: twice the group, plus one for the right input.
+The tag says whose row it is and to which group of keys it belongs: the group times the number of kinds of rows, plus
+the kind. There is a kind for each input and, where groups without rows of their own are to be woken, one for rows that
+do nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +23,6 @@ import pyarrow as pa
 from watersmeet.core.errors import ProtocolError
 
 T = TypeVar("T")
-Halves: TypeAlias = "tuple[pa.RecordBatch | None, pa.RecordBatch | None]"
 
 TAG = "tag"
 
@@ -35,51 +36,62 @@ class RowLayout:
     (((0, 1), (0, 2)), 3)
     """
 
-    slots: tuple[tuple[int, ...], tuple[int, ...]]
+    slots: tuple[tuple[int, ...], ...]
     count: int
+    wakes: bool = False
+    """Whether there are rows that only wake their group."""
 
     @classmethod
-    def of(cls, left: Sequence[T], right: Sequence[T]) -> RowLayout:
-        """A layout for columns of these types."""
-        free = list(range(len(left)))
-        count = len(left)
+    def of(cls, *inputs: Sequence[T], wakes: bool = False) -> RowLayout:
+        """A layout for inputs with columns of these types."""
+        types: list[T] = []
         places = []
-        for wanted in right:
-            shared = next((slot for slot in free if left[slot] == wanted), None)
-            if shared is None:
-                places.append(count)
-                count += 1
-            else:
-                free.remove(shared)
-                places.append(shared)
-        return cls((tuple(range(len(left))), tuple(places)), count)
+        for columns in inputs:
+            free = list(range(len(types)))
+            taken = []
+            for wanted in columns:
+                shared = next((slot for slot in free if types[slot] == wanted), None)
+                if shared is None:
+                    shared = len(types)
+                    types.append(wanted)
+                else:
+                    free.remove(shared)
+                taken.append(shared)
+            places.append(tuple(taken))
+        return cls(tuple(places), len(types), wakes)
 
-    def column_in(self, side: int, slot: int) -> int | None:
-        """Which column of a side is carried in a slot; None if none is."""
-        return self.slots[side].index(slot) if slot in self.slots[side] else None
+    @property
+    def kinds(self) -> int:
+        """How many kinds of rows there are."""
+        return len(self.slots) + self.wakes
 
-    def split(self, batch: pa.RecordBatch, schemas: Sequence[pa.Schema], group: int | None) -> tuple[int, Halves]:
-        """A batch as it comes from the shuffle, as the group it is of and the rows of either side (None: no row)."""
+    def column_in(self, number: int, slot: int) -> int | None:
+        """Which column of an input is carried in a slot; None if none is."""
+        return self.slots[number].index(slot) if slot in self.slots[number] else None
+
+    def split(
+        self, batch: pa.RecordBatch, schemas: Sequence[pa.Schema], group: int | None
+    ) -> tuple[int, list[tuple[int, pa.RecordBatch]]]:
+        """A batch as it comes from the shuffle, as the group it is of and its rows, those of each input together."""
         tags = batch.column(0).to_numpy()
-        sides = tags & 1
-        found = int(tags[0]) >> 1
-        if (tags >> 1 != found).any() or group not in (None, found):
+        found = int(tags[0]) // self.kinds
+        kinds = tags - found * self.kinds
+        if kinds.min() < 0 or kinds.max() >= self.kinds or group not in (None, found):
             raise ProtocolError(
                 f"a task was given rows of group {group if group is not None else found} and of another; "
                 f"nothing may repartition the rows between the union and the join"
             )
-        rights = int(np.count_nonzero(sides))
-        if rights in (0, len(tags)):
-            only = self._rows(batch, int(rights > 0), schemas)
-            return found, (None, only) if rights else (only, None)
-        masks = [pa.array(sides == side) for side in (0, 1)]
-        left, right = (self._rows(batch.filter(masks[side]), side, schemas) for side in (0, 1))
-        return found, (left, right)
+        counts = np.bincount(kinds, minlength=self.kinds)
+        pieces = []
+        for number in np.flatnonzero(counts[: len(self.slots)]).tolist():
+            own = batch if counts[number] == len(kinds) else batch.filter(pa.array(kinds == number))
+            pieces.append((number, self._rows(own, number, schemas)))
+        return found, pieces
 
-    def _rows(self, batch: pa.RecordBatch, side: int, schemas: Sequence[pa.Schema]) -> pa.RecordBatch:
-        arrays = [batch.column(slot + 1) for slot in self.slots[side]]
+    def _rows(self, batch: pa.RecordBatch, number: int, schemas: Sequence[pa.Schema]) -> pa.RecordBatch:
+        arrays = [batch.column(slot + 1) for slot in self.slots[number]]
         columns = [
             array if array.type == field.type else array.cast(field.type)
-            for array, field in zip(arrays, schemas[side], strict=True)
+            for array, field in zip(arrays, schemas[number], strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=schemas[side])
+        return pa.RecordBatch.from_arrays(columns, schema=schemas[number])

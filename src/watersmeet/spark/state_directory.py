@@ -5,6 +5,7 @@ state/
   state.json                        the join and the query that it belongs to
   runs/000001                       the second start of the query, and the batch it began with
   batches/000000000012              batch 12 has begun; says in which run of the query
+  marks/                            of a window join: the times that its inputs have reached (see `spark.marks`)
   group-0003/
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
     left-12-77a1c2d3-5f0c-0         a segment, written once
@@ -35,7 +36,8 @@ FORMAT = 3
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
 RESULTS = "results"
-"""In the manifest of an operator: the names of the files that keep what the batch gave, until it is over."""
+"""In the manifest of an operator that may give other results when it is repeated: the names of the files that keep what
+the batch gave, until it is over."""
 _MANIFEST = "manifest-"
 _NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
 _SWEEP_EVERY = 8
@@ -91,6 +93,16 @@ class StateDirectory:
         self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
+
+    @property
+    def lineage(self) -> Lineage:
+        """The runs of the query up to this one."""
+        return self._lineage
+
+    @property
+    def retain(self) -> int:
+        """How many batches the query may go back."""
+        return self._retain
 
     def group(self, number: int) -> GroupState:
         """The state of one group of keys."""
@@ -269,7 +281,7 @@ class GroupState:
 
     def publish_once(self, content: dict[str, Any]) -> dict[str, Any]:
         """Make this what the group holds after the batch, unless another attempt was first; returns what holds now."""
-        self._publish(content, {*content[SEGMENTS], *content[RESULTS]}, True)
+        self._publish(content, {*content[SEGMENTS], *content.get(RESULTS, ())}, True)
         return self._load(self._batch.number, manifest_name(self._batch.number, self._batch.run))
 
     def _publish(self, content: dict[str, Any], files: set[str], first_wins: bool) -> None:
@@ -335,8 +347,8 @@ def _held(manifest: dict[str, Any]) -> Held:
 
 def _files(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
-    if RESULTS in manifest:
-        return frozenset([*manifest[SEGMENTS], *manifest[RESULTS]])
+    if SEGMENTS in manifest:
+        return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
     return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run["segments"])
 
 

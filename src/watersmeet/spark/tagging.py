@@ -1,9 +1,10 @@
-"""From two inputs to rows that Spark shuffles as one: in a common layout, tagged, each to the task of its group."""
+"""From several inputs to rows that Spark shuffles as one: in a common layout, tagged, each to the task of its group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
@@ -18,85 +19,123 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _KEY_HASH = "key_hash"
+_KIND = "kind"
+_PLACE = "place"
 _SIGN = "sign"
+_WAKE = "wake"
+_ROWS_TO_A_WAKE = 64
+"""Rows for each group, on average, until one of them wakes all groups: so waking adds one row to so many."""
 
 
 @dataclass(frozen=True)
 class Tagging:
-    """How the rows of two inputs are tagged and sent to their groups."""
+    """How the rows of several inputs are tagged and sent to their groups."""
 
-    schemas: tuple[st.StructType, st.StructType]
+    schemas: tuple[st.StructType, ...]
     """Of the inputs, without their columns of signs."""
-    keys: tuple[Sequence[int], Sequence[int]]
-    """The columns of each input whose equality decides the group; without any, all rows are of group 0."""
+    keys: tuple[Sequence[int], ...]
+    """The columns of each input whose equality decides the group. An input without any is copied to all groups; if none
+    has any, all rows are of group 0."""
     groups: int
-    signs: bool
+    signs: bool = False
     """Whether the last column of each input holds signs, and the rows carry them to every group."""
+    needed: tuple[Sequence[int], ...] = ()
+    """More columns of each input without which a row meets nothing."""
+    wakes: bool = False
+    """Whether now and then a row wakes all groups, those that have no rows of their own, too."""
 
-    @property
+    @cached_property
     def layout(self) -> RowLayout:
         """Which slot each column of each input is carried in."""
-        left, right = (tuple(field.dataType for field in schema.fields) for schema in self.schemas)
-        return RowLayout.of(left, right)
+        types = [tuple(field.dataType for field in schema.fields) for schema in self.schemas]
+        return RowLayout.of(*types, wakes=self.wakes and self.groups > 1)
 
-    def shuffled(self, left: DataFrame, right: DataFrame, *, carry_sign: bool) -> DataFrame:
-        """The rows of both, each group's in a task of its own: tag, slots, and the sign if it is to be carried."""
-        rows = self._tagged(left, 0, carry_sign).union(self._tagged(right, 1, carry_sign))
+    def shuffled(self, *frames: DataFrame, carry_sign: bool) -> DataFrame:
+        """The rows of all, each group's in a task of its own: tag, slots, and the sign if it is to be carried."""
+        tagged = [self._tagged(frame, number, carry_sign) for number, frame in enumerate(frames)]
+        rows = reduce(lambda one, other: one.union(other), tagged)
         if places_by_id():
-            return rows.repartitionById(self.groups, fn.shiftright(fn.col(TAG), 1))
+            return rows.repartitionById(self.groups, fn.expr(f"cast({TAG} div {self.layout.kinds} as int)"))
         # Spark sends a row where the hash of the expression says, and the tag was made with that same hash.
         return rows.repartition(self.groups, fn.col(_KEY_HASH)).drop(_KEY_HASH)
 
-    def _tagged(self, frame: DataFrame, side: int, carry_sign: bool) -> DataFrame:
-        """One input's rows in the common layout, those without a key left out."""
-        fields = self.schemas[side].fields
+    def _tagged(self, frame: DataFrame, number: int, carry_sign: bool) -> DataFrame:
+        """One input's rows in the common layout, those that can meet nothing left out."""
+        fields = self.schemas[number].fields
         names = [f"c{i}" for i in range(len(fields))]
         plain = frame.toDF(*names, *([_SIGN] if self.signs else []))  # by position: names may repeat
         sign = fn.col(_SIGN) if self.signs else fn.lit(0).cast("tinyint")
         if self.signs:
             plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
-        for key in self.keys[side]:
+        for key in (*self.keys[number], *(self.needed[number] if self.needed else ())):
             known = fn.col(f"c{key}").isNotNull()
             plain = plain.where(known | (sign != 0) if self.signs else known)
-        slots = [self._slot(side, slot).alias(f"slot{slot}") for slot in range(self.layout.count)]
+        slots = [self._slot(number, slot).alias(f"slot{slot}") for slot in range(self.layout.count)]
         carried = [sign.alias(_SIGN)] if carry_sign else []
-        if places_by_id():
-            place = self._place(self._group(side), [fn.lit(group) for group in range(self.groups)], sign)
-            placed = plain.select(place.alias(TAG), *slots, *carried)
-            return placed.withColumn(TAG, (fn.col(TAG) * 2 + side).cast("int"))
-        everywhere = [fn.lit(value) for value in hashed_to(self.groups)] if self.signs else []
-        place = self._place(self._key_hash(side), everywhere, sign)
-        tag = (group_of([fn.col(_KEY_HASH)], self.groups) * 2 + side).cast("int").alias(TAG)
-        slot_names = [f"slot{slot}" for slot in range(self.layout.count)]
-        hashed = plain.select(place.alias(_KEY_HASH), *slots, *carried)
-        return hashed.select(tag, *slot_names, *([_SIGN] if carry_sign else []), _KEY_HASH)
+        by_id = places_by_id()
+        own = self._group(number) if by_id else self._key_hash(number)
+        everywhere: list[Column] = []
+        if self.signs or self.layout.wakes or self._is_copied(number):
+            everywhere = [fn.lit(value) for value in (range(self.groups) if by_id else hashed_to(self.groups))]
+        placed = self._placed(plain, [*slots, *carried], own, everywhere, sign, number)
+        kept = [*(f"slot{slot}" for slot in range(self.layout.count)), *([_SIGN] if carry_sign else [])]
+        place = fn.col(_PLACE)
+        group = place if by_id else group_of([place], self.groups)
+        tag = (group * self.layout.kinds + fn.col(_KIND)).cast("int").alias(TAG)
+        return placed.select(tag, *kept, *([] if by_id else [place.alias(_KEY_HASH)]))
 
-    def _place(self, own: Column, everywhere: Sequence[Column], sign: Column) -> Column:
-        """Where a row goes: to its own group, or a sign to every one."""
-        if not self.signs or self.groups == 1:
-            return own
-        return fn.explode(fn.when(sign == 0, fn.array(own)).otherwise(fn.array(*everywhere)))
+    def _placed(
+        self,
+        plain: DataFrame,
+        columns: list[Column],
+        own: Column,
+        everywhere: list[Column],
+        sign: Column,
+        number: int,
+    ) -> DataFrame:
+        """Rows with the place they go to, and their kind: a sign goes to every place, some rows wake all of them."""
+        kind = fn.lit(number)
+        if self.layout.wakes:
+            # Spark draws the same numbers in every batch, so that a short one might never wake anybody: they are mixed
+            # with the rows' values. Which rows wake the groups need not be the same when a task is repeated.
+            salt = fn.xxhash64(fn.rand(number), *(fn.col(f"c{column}") for column in self.needed[number]))
+            plain = plain.withColumn(_WAKE, fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * self.groups)) == 0)
+            itself = fn.struct(own.alias(_PLACE), kind.alias(_KIND))
+            waking = fn.lit(len(self.schemas)).alias(_KIND)
+            woken = [fn.struct(place.alias(_PLACE), waking) for place in everywhere]
+            places = fn.when(fn.col(_WAKE), fn.array(itself, *woken)).otherwise(fn.array(itself))
+            return plain.select(fn.inline(places), *columns)
+        if self._is_copied(number):
+            own = fn.explode(fn.array(*everywhere))
+        elif self.signs and self.groups > 1:
+            own = fn.explode(fn.when(sign == 0, fn.array(own)).otherwise(fn.array(*everywhere)))
+        return plain.select(own.alias(_PLACE), kind.alias(_KIND), *columns)
 
-    def _comparable(self, side: int) -> list[Column]:
+    def _is_copied(self, number: int) -> bool:
+        return self.groups > 1 and not self.keys[number]
+
+    def _comparable(self, number: int) -> list[Column]:
         found = []
-        for own, other in zip(self.keys[side], self.keys[1 - side], strict=True):
-            types = self.schemas[side].fields[own].dataType, self.schemas[1 - side].fields[other].dataType
-            found.append(grouping_key(fn.col(f"c{own}"), *types))
+        keyed = [(schema, keys) for schema, keys in zip(self.schemas, self.keys, strict=True) if keys]
+        for place, own in enumerate(self.keys[number]):
+            types = [schema.fields[keys[place]].dataType for schema, keys in keyed]
+            found.append(grouping_key(fn.col(f"c{own}"), types))
         return found
 
-    def _group(self, side: int) -> Column:
-        return group_of(self._comparable(side), self.groups) if self.keys[side] else fn.lit(0)
+    def _group(self, number: int) -> Column:
+        return group_of(self._comparable(number), self.groups) if self.keys[number] else fn.lit(0)
 
-    def _key_hash(self, side: int) -> Column:
-        return fn.hash(*self._comparable(side)) if self.keys[side] else fn.lit(0)
+    def _key_hash(self, number: int) -> Column:
+        return fn.hash(*self._comparable(number)) if self.keys[number] else fn.lit(0)
 
-    def _slot(self, side: int, slot: int) -> Column:
-        column = self.layout.column_in(side, slot)
+    def _slot(self, number: int, slot: int) -> Column:
+        column = self.layout.column_in(number, slot)
         if column is not None:
             return fn.col(f"c{column}")
-        other = self.layout.column_in(1 - side, slot)
-        assert other is not None, "every slot is some side's"
-        return fn.lit(None).cast(self.schemas[1 - side].fields[other].dataType)
+        for schema, slots in zip(self.schemas, self.layout.slots, strict=True):
+            if slot in slots:
+                return fn.lit(None).cast(schema.fields[slots.index(slot)].dataType)
+        raise AssertionError("every slot is some input's")
 
 
 def places_by_id() -> bool:

@@ -76,7 +76,7 @@ class JoinTask:
                 for results in with_figures(join.results(held.runs)):
                     delays.count(results, time.time())
                     yield results
-                yield figures_row(self.spec.schema, _figures(join.counts, group, now, began, delays))
+                yield figures_row(self.spec.schema, _figures(join.counts, group, now, began, delays).as_list())
         finally:
             opened.WORKER.release(keep=self.memory // 4)
 
@@ -86,8 +86,8 @@ class JoinTask:
         group = None
         for batch in batches:
             if batch.num_rows:
-                group, halves = self.layout.split(batch, schemas, group)
-                yield from ((group, (side, rows)) for side, rows in enumerate(halves) if rows is not None)
+                group, pieces = self.layout.split(batch, schemas, group)
+                yield from ((group, piece) for piece in pieces)
 
 
 def _all(
@@ -101,8 +101,7 @@ def _all(
 def _figures(counts: Counts, group: GroupState, held: Held, began: float, delays: Delays) -> Figures:
     refs = [ref for runs in held.runs for run in runs for ref in run.segments]
     return Figures(
-        left_rows=counts.rows[0],
-        right_rows=counts.rows[1],
+        rows=counts.rows,
         results=counts.results,
         memory=counts.peak,
         written=group.store.bytes_written,

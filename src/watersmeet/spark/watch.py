@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BAR_WIDTH = 30
-_SIDES = ("left", "right")
 _PATIENCE = 10.0
 """Seconds that the last events of queries that have ended may take to arrive."""
 
@@ -41,7 +40,8 @@ class Watched:
     batch: int = -1
     seconds: float = 0.0
     """How long the last batch took."""
-    rows: list[int] = field(default_factory=lambda: [0, 0])
+    rows: dict[str, int] = field(default_factory=dict)
+    """By input."""
     results: int = 0
     spilled: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)
@@ -52,23 +52,25 @@ class Watched:
         if batch <= self.batch:
             return
         self.batch, self.seconds = batch, seconds
-        if known.get("left_rows") is None:  # no task had anything to do
+        if known.get("results") is None:  # no task had anything to do
             return
-        for side, name in enumerate(_SIDES):
-            self.rows[side] += known[f"{name}_rows"]
+        for name in (name for name in known if name.endswith("_rows") and name != "state_rows"):
+            each = name.removesuffix("_rows")
+            self.rows[each] = self.rows.get(each, 0) + known[name]
         self.results += known["results"]
-        self.spilled += known["spilled"]
+        self.spilled += known.get("spilled", 0)
         self.last = known
 
     def __str__(self) -> str:
         parts = [
             f"{self.name}: batch {self.batch}, {format_seconds(self.seconds)}",
-            f"{self.rows[0]:,} + {self.rows[1]:,} rows in",
+            f"{' + '.join(f'{rows:,}' for rows in self.rows.values()) or 0} rows in",
             f"{self.results:,} out",
         ]
         if self.last:
             parts.append(f"memory {format_bytes(self.last['memory'] or 0)} of {format_bytes(self.last['budget'])}")
-            parts.append(f"state {format_bytes(self.last['state_bytes'])}")
+            if "state_bytes" in self.last:
+                parts.append(f"state {format_bytes(self.last['state_bytes'])}")
         if self.spilled:
             parts.append(f"spilled {format_bytes(self.spilled)}")
         return " · ".join([*parts, *(["ended"] if self.ended else [])])
@@ -184,13 +186,16 @@ def _panel(watched: Watched) -> Any:
     grid.add_column(width=68, no_wrap=True, overflow="ellipsis")
     state = "ended" if watched.ended else f"{format_seconds(watched.seconds)} for the last one"
     grid.add_row(Text("join", style="bold"), Text(f"{watched.name}, batch {watched.batch}, {state}", style="bold"))
-    for side, name in enumerate(_SIDES):
-        grid.add_row(name, f"{watched.rows[side]:>15,} rows{_delays(last, name)}")
+    for name, rows in watched.rows.items():
+        grid.add_row(name, f"{rows:>15,} rows{_delays(last, name)}")
     grid.add_row("results", f"{watched.results:>15,} rows")
     if last:
         grid.add_row("memory", _bar(last["memory"] or 0, last["budget"]))
-        left = f", work left in {last['work_left']} groups" if last["work_left"] else ""
-        disk = f"state {format_bytes(last['state_bytes'])}, spilled {format_bytes(watched.spilled)}{left}"
+        if "state_bytes" in last:
+            left = f", work left in {last['work_left']} groups" if last["work_left"] else ""
+            disk = f"state {format_bytes(last['state_bytes'])}, spilled {format_bytes(watched.spilled)}{left}"
+        else:
+            disk = f"{format_bytes(last['read'])} of the relation read"
         grid.add_row("disk", disk)
     return grid
 

@@ -100,9 +100,7 @@ class Timing:
         if self.counted:
             floors = np.full(len(numbers), others - window.span)
             return Timed(numbers, floors, None, None, numbers, newest)
-        times, known = self._codec.words(side, batch.column(self._columns[side]))
-        if known is not None and known.all():
-            known = None
+        times, known = self.times(side, batch)
         told = times if known is None else np.where(known, times, NEVER)
         if len(told) and (told.max() >= FAR or (told if known is None else told[known]).min(initial=0) <= -FAR):
             raise SpecError(f"a time of {self._names[side]} is too far from now to be joined by windows; leave it out")
@@ -118,6 +116,15 @@ class Timing:
             late = is_late
             floors = np.where(is_late, np.maximum(floors, np.minimum(window.lower(marks), marks)), floors)
         return Timed(np.ascontiguousarray(times), floors, known, late, after, newest)
+
+    def times(self, side: int, batch: pa.RecordBatch) -> tuple[Int64, Mask | None]:
+        """The times of an input's rows in units, and which rows have one (None: all)."""
+        times, known = self._codec.words(side, batch.column(self._columns[side]))
+        return times, None if known is not None and known.all() else known
+
+    def late_before(self, newest: int) -> int:
+        """Rows before this time are late, if their input has told `newest` as its newest time."""
+        return newest if newest == NEVER else newest - self._lateness
 
     def meets(self, side: int, times: Int64) -> Int64:
         """The last time of the other input's rows that rows of these times meet."""

@@ -1,0 +1,342 @@
+"""Tasks of a window join, batch by batch: killed, repeated, restored or kept, all groups give what the oracle gives. No
+Spark."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+
+from spark.window_oracle import arrival_order, is_sparks
+from watersmeet.checks.canonical import canonical_rows
+from watersmeet.checks.windows import WindowCase, make_window_case
+from watersmeet.core.errors import LateRowError, SnapshotError, SpecError
+from watersmeet.core.spec import parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
+from watersmeet.joins.window_reference import reference_window_pairs
+from watersmeet.planner import WINDOW_ALGORITHMS
+from watersmeet.spark import kept_operators, window_task
+from watersmeet.spark.kept_operators import KeptOperators
+from watersmeet.spark.metrics import COLUMN
+from watersmeet.spark.row_layout import RowLayout
+from watersmeet.spark.state_directory import Batch
+from watersmeet.spark.window_factory import WindowFactory
+from watersmeet.spark.window_task import WindowTask
+from watersmeet.state.window_rows import WindowCodec, WindowPlan
+
+GROUPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk takes most of the time, and nothing here depends on it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Killed(BaseException):
+    """What a SIGKILL looks like to a test: nothing is cleaned up."""
+
+
+@dataclass
+class Pipeline:
+    """The tasks of all groups, as Spark would run them."""
+
+    path: Path
+    spec: WindowJoinSpec
+    memory: int
+    algorithm: str = "ah_ewj"
+    run: str = "run-1"
+    wakes: bool = True
+    figures: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.codec = WindowCodec(self.spec)
+        self.plans = [WindowPlan(self.spec, side, self.codec) for side in (0, 1)]
+        layout = RowLayout.of(*([field.type for field in self.spec.input(side)] for side in (0, 1)), wakes=True)
+        factory = WindowFactory(self.spec, self.algorithm)
+        self.task = WindowTask(factory, layout, self.memory, GROUPS, str(self.path), retain=4)
+
+    def batch(self, number: int, tables: list[pa.RecordBatch], only: int | None = None) -> list[pa.RecordBatch]:
+        """What all tasks of a batch give, or one of them."""
+        found = []
+        for group in range(GROUPS) if only is None else [only]:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(window_task, "current_batch", lambda: (Batch(number, self.run), "query"))
+                for out in self.task(self._delivered(group, tables)):
+                    told = out.column(COLUMN)
+                    self.figures += [each for each in told.to_pylist() if each is not None]
+                    found.append(out.drop_columns([COLUMN]).filter(told.is_null()))
+        return [batch for batch in found if batch.num_rows]
+
+    def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """A group's rows, those left out that the plan leaves out."""
+        hashes, valid = self.codec.hash(side, self.plans[side].key_arrays(rows))
+        assert self.spec.window.time is not None
+        timed = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
+        own = (hashes.view(np.uint64) % GROUPS == group) & timed
+        return rows.filter(pa.array(own if valid is None else own & valid))
+
+    def _delivered(self, group: int, tables: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        layout = self.task.layout
+        for side, table in enumerate(tables):
+            own = self.rows_of(group, side, table)
+            arrays = [pa.array([group * layout.kinds + side] * own.num_rows, pa.int32())]
+            for slot in range(layout.count):
+                column = layout.column_in(side, slot)
+                arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows))
+            yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
+        if self.wakes and sum(table.num_rows for table in tables):
+            tag = pa.array([group * layout.kinds + 2], pa.int32())
+            arrays = [tag, *(pa.nulls(1) for _ in range(layout.count))]
+            yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
+
+
+def _rows(batches: list[pa.RecordBatch]) -> Counter[Any]:
+    return Counter(row for batch in batches for row in canonical_rows(batch))
+
+
+def _expected(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
+    tables, order = arrival_order(spec, batches)
+    kept = [canonical_rows(table.to_batches()[0], spec.kept[side]) for side, table in enumerate(tables)]
+    return Counter((*kept[0][i], *kept[1][j]) for i, j in reference_window_pairs(tables[0], tables[1], spec, order))
+
+
+def _cases(name: str, count: int) -> Iterator[WindowCase]:
+    seed = 0
+    while count:
+        case = make_window_case(seed, WINDOW_ALGORITHMS[name])
+        assert isinstance(case.spec, WindowJoinSpec)
+        if not case.spec.counted and is_sparks(case.spec):
+            count -= 1
+            yield case
+        seed += 1
+
+
+def _micro_batches(case: WindowCase, rng: np.random.Generator) -> list[list[pa.RecordBatch]]:
+    count = int(rng.integers(1, 7))
+    cuts = [
+        [0, *sorted(rng.integers(0, rows.num_rows + 1, count - 1)), rows.num_rows] for rows in (case.left, case.right)
+    ]
+    return [
+        [case.table(side).slice(cuts[side][i], cuts[side][i + 1] - cuts[side][i]) for side in (0, 1)]
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", ["ah_ewj", "ewj", "symmetric_window"])
+def test_killed_repeated_and_restarted_batches_give_every_pair_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled = replayed = late = found_rows = 0
+    for case in _cases(name, max(14, settings().max_examples // 8)):
+        assert isinstance(case.spec, WindowJoinSpec)
+        rng = np.random.default_rng([case.seed, 77])
+        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, name)
+        monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+        found: list[pa.RecordBatch] = []
+        batches = _micro_batches(case, rng)
+        for number, tables in enumerate(batches):
+            if rng.random() < 0.3:  # another worker, which has kept nothing
+                monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+            if rng.random() < 0.4:
+                _killed(pipeline, number, tables, rng, monkeypatch)
+            pipeline.wakes = rng.random() < 0.7
+            results = pipeline.batch(number, tables)
+            while rng.random() < 0.4:  # repeated, by this run or by the next one, in another order
+                replayed += 1
+                group = None
+                if rng.random() < 0.5:
+                    pipeline.run = f"run-{number}-{replayed}"
+                else:
+                    group = int(rng.integers(GROUPS))
+                shuffled = [table.take(pa.array(rng.permutation(table.num_rows))) for table in tables]
+                again = pipeline.batch(number, shuffled, group)
+                own = results if group is None else pipeline.batch(number, tables, group)
+                assert _rows(again) == _rows(own), case
+            found += results
+        assert _rows(found) == _expected(case.spec, batches), case
+        spilled += sum(figures[9] for figures in pipeline.figures)
+        late += sum(figures[2] + figures[3] for figures in pipeline.figures)
+        found_rows += sum(batch.num_rows for batch in found)
+    assert replayed
+    assert found_rows > 500
+    assert late
+    assert name == "symmetric_window" or spilled
+
+
+def _killed(
+    pipeline: Pipeline,
+    number: int,
+    tables: list[pa.RecordBatch],
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An attempt that ends at some write to the disk, and leaves what it has written."""
+    left = int(rng.integers(0, 8))
+
+    def count_down(real: Any) -> Any:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return act
+
+    with pytest.MonkeyPatch.context() as patch:
+        from watersmeet.spark import marks, state_directory, versioned_store
+        from watersmeet.spill import file_store
+
+        patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))
+        for module in (state_directory, marks):
+            patch.setattr(module, "publish", count_down(module.publish))
+        patch.setattr(versioned_store.VersionedStore, "abandon", lambda self: None)
+        try:
+            pipeline.batch(number, tables)
+        except Killed:
+            monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+
+
+SCHEMA = pa.schema({"id": pa.int64(), "t": pa.int64(), "v": pa.int64()})
+
+
+def _spec(**window: Any) -> WindowJoinSpec:
+    return WindowJoinSpec(SCHEMA, SCHEMA, parse_on("id"), window=parse_windows(10, "t", **window))
+
+
+def _table(ids: list[int], times: list[int]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(ids), pa.array(times), pa.array(range(len(ids)))], schema=SCHEMA)
+
+
+NOTHING = _table([], [])
+
+
+def _files(path: Path) -> int:
+    return sum(1 for _ in path.glob("group-*/operator-*"))
+
+
+def _pipeline(tmp_path: Path, **window: Any) -> Pipeline:
+    return Pipeline(tmp_path / "state", _spec(**window), 1 << 20)
+
+
+def _quiet_and_loud(pipeline: Pipeline) -> tuple[int, int]:
+    """A key of a group, and one of another."""
+    groups = [next(g for g in range(GROUPS) if pipeline.rows_of(g, 0, _table([i], [0])).num_rows) for i in range(20)]
+    return 0, next(i for i in range(20) if groups[i] != groups[0])
+
+
+def test_a_quiet_group_lets_its_rows_go_once_the_others_are_past_its_window(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path)
+    quiet, loud = _quiet_and_loud(pipeline)
+    both = [_table([quiet] * 50, list(range(50)))] * 2
+    pipeline.batch(0, both)
+    pipeline.batch(1, [_table([loud], [55])] * 2)
+    before = pipeline.figures[-1]
+    pipeline.figures.clear()
+    pipeline.batch(2, [_table([loud], [80])] * 2)  # what came in batch 1 is known now, and is not past the window
+    assert [figures[0] for figures in pipeline.figures] == [1]
+    pipeline.figures.clear()
+    pipeline.batch(3, [_table([loud], [81])] * 2)
+    woken = [figures for figures in pipeline.figures if not figures[0]]
+    assert [(figures[7], figures[8]) for figures in woken] == [(0, 0)], (before, pipeline.figures)
+    for number in range(4, 20):
+        pipeline.batch(number, [_table([loud], [81])] * 2)
+    assert pipeline.batch(20, [_table([quiet], [85]), NOTHING]) == []
+    # Of the quiet group nothing is left on disk but what its last row led to.
+    groups = {file.parent.name: file for file in (tmp_path / "state").glob("group-*/operator-*")}
+    assert len(groups) == 2
+
+
+def test_without_a_wake_nothing_is_lost(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path)
+    pipeline.wakes = False
+    quiet, loud = _quiet_and_loud(pipeline)
+    pipeline.batch(0, [_table([quiet], [50]), NOTHING])
+    for number in range(1, 12):
+        pipeline.batch(number, [NOTHING, _table([loud], [49 + number])])
+    [batch] = pipeline.batch(12, [NOTHING, _table([quiet], [60])])
+    assert batch.num_rows == 1
+
+
+def test_what_is_late_is_told_by_all_groups_and_the_batches_before(tmp_path: Path) -> None:
+    for late, expected in (("keep", 2), ("drop", 1)):
+        pipeline = Pipeline(tmp_path / late, _spec(lateness=5, late=late), 1 << 20)
+        quiet, loud = _quiet_and_loud(pipeline)
+        pipeline.batch(0, [NOTHING, _table([quiet, quiet], [84, 92])])
+        pipeline.batch(1, [_table([loud, quiet], [100, 1]), NOTHING])  # 1 is not late: it came with the 100
+        assert sum(figures[2] for figures in pipeline.figures) == 0
+        pipeline.run = "another run"
+        found = pipeline.batch(2, [_table([quiet, quiet], [94, 95]), NOTHING])
+        # 94 is late. It meets 92, but no more 84, which rows in time could not meet either.
+        assert sum(batch.num_rows for batch in found) == expected
+        assert sum(figures[2] for figures in pipeline.figures) == 1
+    pipeline = Pipeline(tmp_path / "error", _spec(lateness=5, late="error"), 1 << 20)
+    pipeline.batch(0, [_table([loud], [100]), NOTHING])
+    pipeline.batch(1, [_table([quiet], [95]), NOTHING])
+    with pytest.raises(LateRowError, match=r"batch 2 has a row of left that comes later than lateness=5 allows"):
+        pipeline.batch(2, [_table([quiet], [94]), NOTHING])
+
+
+def test_marks_of_a_batch_that_the_query_went_back_behind_do_not_count(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path, lateness=5, late="drop")
+    pipeline.batch(0, [_table([1], [50]), NOTHING])
+    pipeline.batch(1, [_table([1], [900]), NOTHING])
+    pipeline.batch(2, [_table([1], [901]), NOTHING])
+    pipeline.run = "from an older checkpoint"
+    pipeline.figures.clear()
+    pipeline.batch(1, [_table([1], [60]), NOTHING])
+    pipeline.batch(2, [_table([1], [56]), NOTHING])
+    assert [figures[2] for figures in pipeline.figures] == [0, 0]
+    pipeline.batch(3, [_table([1], [54]), NOTHING])
+    assert pipeline.figures[-1][2] == 1
+
+
+def test_marks_do_not_pile_up(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path)
+    for number in range(14):
+        pipeline.batch(number, [_table(list(range(9)), [number] * 9), NOTHING])
+    names = sorted(path.name for path in (tmp_path / "state" / "marks").iterdir())
+    assert len(names) <= 2 * GROUPS + 4 + 2, names
+    assert not any(name.startswith(".") for name in names)
+
+
+def test_an_attempt_that_comes_second_leaves_nothing(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path)
+    tables = [_table(list(range(60)), list(range(60)))] * 2
+    first = pipeline.batch(0, tables)
+    files = sorted((tmp_path / "state").rglob("*"))
+    again = pipeline.batch(0, tables)
+    assert _rows(first) == _rows(again)
+    assert sorted((tmp_path / "state").rglob("*")) == files
+    assert pipeline.batch(1, [NOTHING, _table([59], [65])])[0].num_rows == 1
+
+
+def test_what_spark_cannot_do_is_refused(tmp_path: Path) -> None:
+    counted = WindowJoinSpec(SCHEMA, SCHEMA, parse_on("id"), window=parse_windows(rows(5)))
+    with pytest.raises(SpecError, match="a window of rows counts all rows"):
+        WindowFactory.of(counted, 1 << 20, "auto")
+    with pytest.raises(SpecError, match=r"algorithm='rpwj' does not find .* take ah_ewj, ewj, symmetric_window"):
+        WindowFactory.of(_spec(), 1 << 20, "rpwj")
+    _pipeline(tmp_path).batch(0, [_table([1], [1])] * 2)
+    with pytest.raises(SnapshotError, match="belongs to another join"):
+        Pipeline(tmp_path / "state", _spec(lateness=1), 1 << 20).batch(1, [_table([1], [1])] * 2)
+
+
+def test_one_pass_over_batch_dataframes(tmp_path: Path) -> None:
+    for case in _cases("ah_ewj", 6):
+        assert isinstance(case.spec, WindowJoinSpec)
+        pipeline = Pipeline(tmp_path, case.spec, case.memory * 8 // 5 + 64)
+        pipeline.task = replace(pipeline.task, state=None)
+        found = []
+        for group in range(GROUPS):
+            found += list(pipeline.task(pipeline._delivered(group, [case.left, case.right])))
+        assert _rows(found) == _expected(case.spec, [[case.left, case.right]]), case
