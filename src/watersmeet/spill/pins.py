@@ -4,6 +4,7 @@ A reader pins the version it reads; whoever removes old versions asks for the ol
 and the system drops a lock with its process: a reader that was killed holds nothing up.
 
     directory/.pin-<version>-<pid>-<token>      locked while its reader lives
+    directory/.hold-<version>-<owner>           there until its owner, who may die and come back, lets go
     directory/.writer                           locked by the one process that changes what lies here
 
 There is a moment between finding the newest version and pinning it. So whoever publishes version v leaves v - 1 alone,
@@ -29,6 +30,7 @@ except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
 _PIN = re.compile(r"\.pin-([0-9]+)-[0-9]+-[0-9a-f]+")
+_HOLD = re.compile(r"\.hold-([0-9]+)-([0-9A-Za-z-]+)")
 _WRITER = ".writer"
 _UNFINISHED = re.compile(r"\.[rv][0-9]{10}\.[0-9]+")
 """What a store calls a version or a segment that is not committed."""
@@ -122,10 +124,29 @@ class FilePins:
         pin._end = weakref.finalize(pin, _unpin, path, descriptor, os.getpid())
         return pin
 
+    def hold(self, version: int, owner: str) -> None:
+        """Keep a version for an owner until it lets go, whether or not any process lives meanwhile."""
+        try:
+            (self._directory / f".hold-{version}-{owner}").touch()
+        except PermissionError:
+            pass  # as with a pin
+        except OSError as error:
+            raise spill_error(error, f"hold version {version} in {self._directory}") from error
+
+    def let_go(self, owner: str, before: int) -> None:
+        """Versions before this one need not be kept for an owner any more."""
+        for name in os.listdir(self._directory):
+            found = _HOLD.fullmatch(name)
+            if found and found[2] == owner and int(found[1]) < before:
+                with suppress(OSError):
+                    os.unlink(self._directory / name)
+
     def oldest(self) -> int | None:
-        """The oldest version that a living reader holds."""
-        versions = [int(found[1]) for name in os.listdir(self._directory) if (found := _PIN.fullmatch(name))
+        """The oldest version that a living reader holds, or that is kept for somebody."""
+        names = os.listdir(self._directory)
+        versions = [int(found[1]) for name in names if (found := _PIN.fullmatch(name))
                     and not self._removed_as_dead(name)]  # fmt: skip
+        versions += [int(found[1]) for name in names if (found := _HOLD.fullmatch(name))]
         return min(versions, default=None)
 
     def _removed_as_dead(self, name: str) -> bool:
