@@ -168,7 +168,9 @@ METADATA = MetadataPaper()
 class Hybrid:
     """Chapter 6 of Chakraborty: Processing Exact Results for Sliding Window Joins and Hybrid Joins, Waterloo 2010.
 
-    The disk is the thesis's IBM 9LZX. The thesis gives no CPU costs; they are those of the MJoin paper.
+    The disk is the thesis's IBM 9LZX. The thesis gives no CPU costs; they are those of the MJoin paper. Its relation is
+    drawn like the stream; ours has keys from all over, for ranges that follow the stream's keys, with as many rows in
+    each, are all asked for alike, and none is worth keeping.
     """
 
     relation_bytes: int = 200_000_000

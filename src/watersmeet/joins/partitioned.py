@@ -27,7 +27,7 @@ _STATISTICS = 96
 _NONE = np.iinfo(np.int64).max
 _SCARCE, _SPARE = 0.1, 0.25
 """Idle for less than this share of its time, a join lets rows wait longer; for more than that, shorter again."""
-_LONGER, _LONGEST = 1.5, 10
+_LONGER, _LONGEST = 2, 10
 """So many times as long as before, and as long as they should at most."""
 
 
