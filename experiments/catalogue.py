@@ -13,6 +13,9 @@ from experiments.hybrid import EXPERIMENTS as HYBRID
 from experiments.metadata import EXPERIMENTS as METADATA
 from experiments.miner import EXPERIMENTS as MINER
 from experiments.mjoin import EXPERIMENTS as MJOIN
+from experiments.mjoin_example import EXPERIMENTS as MJOIN_EXAMPLE
+from experiments.mjoin_plans import EXPERIMENTS as MJOIN_PLANS
+from experiments.mjoin_windows import EXPERIMENTS as MJOIN_WINDOWS
 from experiments.model import Experiment
 from experiments.parallel import EXPERIMENTS as PARALLEL
 from experiments.pool import run_all
@@ -28,6 +31,9 @@ EXPERIMENTS: Sequence[Experiment] = (
     *DINER_DELAYS,
     *MINER,
     *MJOIN,
+    *MJOIN_WINDOWS,
+    *MJOIN_PLANS,
+    *MJOIN_EXAMPLE,
     *METADATA,
     *WINDOW_JOINS,
     *HYBRID,

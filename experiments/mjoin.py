@@ -24,20 +24,22 @@ from watersmeet.spill.store import MemoryStore
 
 _KEY = pa.schema({"v": pa.int64()})
 _ON = ["s1.v = s2.v", "s2.v = s3.v", "s1.v = s3.v"]
-_POINTS = 60
-_AMPLE = 1 << 30
+POINTS = 60
+AMPLE = 1 << 30
 
 
 def _spec(names: Sequence[str], on: Sequence[str], schema: pa.Schema = _KEY) -> MultiSpec:
     return MultiSpec.of(dict.fromkeys(names, schema), on, Output.COUNTS)
 
 
-def _run(operator: MJoin | JoinTree, schedule: Schedule) -> Trace:
+def run(operator: MJoin | JoinTree, schedule: Schedule) -> Trace:
+    """Simulate, a quarter of a second of arrivals at a time."""
     return simulate(operator, schedule, quantum=0.25)
 
 
-def _curve(trace: Trace, until: float) -> tuple[np.ndarray, np.ndarray]:
-    times = np.linspace(0, until, _POINTS + 1)[1:]
+def curve(trace: Trace, until: float) -> tuple[np.ndarray, np.ndarray]:
+    """Results over time."""
+    times = np.linspace(0, until, POINTS + 1)[1:]
     return times, np.array([float(trace.results_at(time)) for time in times])
 
 
@@ -58,13 +60,13 @@ def inflating(scale: float, seed: int, plan: str) -> Measured:
     spec = _spec(("s1", "s2", "s3"), _ON if plan != "tree" else _ON[:2])
     operator: MJoin | JoinTree
     if plan == "tree":
-        operator = JoinTree(spec, _AMPLE, MemoryStore(), tree=(("s1", "s2"), "s3"))
+        operator = JoinTree(spec, AMPLE, MemoryStore(), tree=(("s1", "s2"), "s3"))
     else:
         right = {"s1": ("s3", "s2"), "s2": ("s1", "s3"), "s3": ("s1", "s2")}
         wrong = {"s1": ("s2", "s3"), "s2": ("s1", "s3"), "s3": ("s2", "s1")}
         pinned = {"right": right, "wrong": wrong, "measured": None}[plan]
-        operator = MJoin(spec, _AMPLE, MemoryStore(), probing=pinned)
-    results = _work_off(operator, schedule)
+        operator = MJoin(spec, AMPLE, MemoryStore(), probing=pinned)
+    results = work_off(operator, schedule)
     cpu, _ = CostModel().seconds(operator.cost)
     counts = {"hashes": operator.cost.hashes, "moves": operator.cost.inserts, "comparisons": operator.cost.comparisons}
     return Measured(
@@ -72,14 +74,14 @@ def inflating(scale: float, seed: int, plan: str) -> Measured:
     )
 
 
-def _work_off(operator: MJoin | JoinTree, schedule: Schedule) -> np.ndarray:
+def work_off(operator: MJoin | JoinTree, schedule: Schedule) -> np.ndarray:
     """Hand over all rows in the order of their times, and only then the ends: every row is kept, as in the paper."""
     times = np.concatenate(schedule.times)
     owners = np.repeat(np.arange(len(schedule.times)), [len(each) for each in schedule.times])
     order = np.argsort(times, kind="stable")
     taken = [0] * len(schedule.inputs)
     results = []
-    for some in np.array_split(order, _POINTS):
+    for some in np.array_split(order, POINTS):
         for number in range(len(schedule.inputs)):
             count = int(np.count_nonzero(owners[some] == number))
             table = schedule.inputs[number].slice(taken[number], count).combine_chunks()
@@ -137,10 +139,10 @@ def fluctuating(scale: float, seed: int, plan: str) -> Measured:
         high = (("s1", "s2"), "s3")
         low = ("s1", ("s2", "s3"))
         operator = JoinTree(spec, memory, MemoryStore(), tree=high if plan == "high" else low)
-    trace = _run(operator, schedule)
+    trace = run(operator, schedule)
     return Measured(
         {"spilled": float(trace.cost.pages_written), "online": trace.online_share},
-        {"results": _curve(trace, schedule.end_time)},
+        {"results": curve(trace, schedule.end_time)},
     )
 
 
@@ -173,7 +175,7 @@ def flushed(scale: float, seed: int, inputs: int, policy: str, share: float) -> 
     probes = random.integers(0, domain, 2_000)
     found = []
     for stays in (1.0, share):
-        join = MJoin(spec, _AMPLE, MemoryStore(), flush=policy)
+        join = MJoin(spec, AMPLE, MemoryStore(), flush=policy)
         for number, values in enumerate(tables):
             _feed(join, number, values)
         total = sum(table.rows for table in join.tables)

@@ -136,6 +136,18 @@ class MJoinPaper:
     """Of a tuple of the Wisconsin benchmark."""
     table_1: tuple[tuple[int, int], ...] = ((185_000, 1_500_000), (35_000, 1_656_727), (35_000, 2_004_639))
     """Hashes (as many as moves) and comparisons: XJoin, MJoin in the right order, MJoin in the wrong one."""
+    window_tuples: int = 1_000_000
+    """Of each of three inputs."""
+    window: int = 10_000
+    window_gaps: tuple[float, ...] = (0.003, 0.003, 0.001)
+    stars: tuple[int, ...] = (10_000, 100_000, 100_000)
+    """Tuples of each of two stars (table 2): the first has each of its values once, the others ten times."""
+    star_gaps: tuple[float, ...] = (0.001, 0.005, 0.005)
+    six: tuple[int, ...] = (100_000, 100_000, 300_000, 100_000, 100_000, 100_000)
+    """Of six inputs. Figure 16 is not to be had: its text tells only of one input of 300,000 tuples, the fastest."""
+    six_domains: tuple[int, ...] = (50_000, 300_000, 10_000, 200_000, 200_000)
+    """Values of the columns on which each input is joined with the next: few between the third and the fourth."""
+    six_gaps: tuple[float, ...] = (0.003, 0.003, 0.001, 0.003, 0.003, 0.003)
 
 
 MJOIN = MJoinPaper()

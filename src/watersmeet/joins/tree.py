@@ -72,9 +72,14 @@ class JoinTree(Cascade):
     reason: str = ""
     """Why the planner chose this operator."""
 
-    def __init__(self, spec: MultiSpec, memory: int, store: Store, *, tree: Shape | None = None) -> None:
-        """`tree` tells which inputs are joined first, as nested sequences of names; left-deep unless given."""
+    def __init__(
+        self, spec: MultiSpec, memory: int, store: Store, *, tree: Shape | None = None, flush: str = "auto"
+    ) -> None:
+        """`tree` tells which inputs are joined first, as nested sequences of names, left-deep unless given; `flush` is
+        how joins of more than two inputs choose what leaves memory, see `MJoin`.
+        """
         _refuse_unfit(spec)
+        self._flush = flush
         self.spec = spec
         self.store = store
         self.shape = _shape(spec, tree)
@@ -105,14 +110,18 @@ class JoinTree(Cascade):
     def _make_node(self, number: int, branch: Branch, memory: int) -> _Node:
         node_spec = self._columns.node_spec(branch)
         store = SharedStore(self.store, member_prefix(number))
-        join = XJoin(node_spec, memory, store) if isinstance(node_spec, JoinSpec) else MJoin(node_spec, memory, store)
+        join: XJoin | MJoin
+        if isinstance(node_spec, JoinSpec):
+            join = XJoin(node_spec, memory, store)
+        else:
+            join = MJoin(node_spec, memory, store, flush=self._flush)
         for above, other in enumerate(self._columns.branches):
             if branch in other.children:
                 return _Node(branch, join, above, other.children.index(branch))
         return _Node(branch, join, -1, 0)
 
     @classmethod
-    def least_memory(cls, spec: MultiSpec, *, tree: Shape | None = None) -> int:
+    def least_memory(cls, spec: MultiSpec, *, tree: Shape | None = None, flush: str = "auto") -> int:
         """The smallest budget this tree can work in, if no single row is large."""
         _refuse_unfit(spec)
         return sum(_least(_Columns(spec, _shape(spec, tree))))
@@ -234,7 +243,8 @@ class JoinTree(Cascade):
         tree._must_poll = snapshot.state["must_poll"]
         for node, saved in zip(tree._nodes, snapshot.state["nodes"], strict=True):
             join: Any = node.join
-            node.join = type(join).restore(join.spec, member_snapshot(saved), join.budget.total, join.store)
+            own = {"flush": tree._flush} if isinstance(join, MJoin) else {}
+            node.join = type(join).restore(join.spec, member_snapshot(saved), join.budget.total, join.store, **own)
             node.status = Status(saved["status"])
         tree.budget = JointBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
         return tree

@@ -129,7 +129,7 @@ class WindowedMJoin(MJoin):
     def _next_arrival(self) -> Arrival | None:
         for number, intake in enumerate(self._intakes):
             self._closed[number] = self._ended[number] and not intake.rows
-        self.window_clock.closed = list(self._closed)
+        self.window_clock.close(self._closed)
         if not self._order:
             return None
         number, rows = self._order[0]
@@ -242,7 +242,7 @@ class WindowedMJoin(MJoin):
     def _load_own(self, state: dict[str, Any]) -> None:
         super()._load_own(state)
         self.window_clock.load(state["window"])
-        self.window_clock.closed = list(self._closed)
+        self.window_clock.close(self._closed)
         self._latest = [[list(run) for run in runs] for runs in state["latest"]]
         self._order = deque(list(each) for each in state["received"])
         self._new_rows = state["new_rows"]
@@ -273,9 +273,8 @@ class WindowedArrival(Arrival):
             self._reach(len(self.moments.newest) - 1)
 
     def _reach(self, row: int) -> None:
-        clock = self._windowed.window_clock
-        clock.newest[self.driver] = int(self.moments.newest[row])
-        clock.rows[self.driver] = int(self._received[1][row]) + 1
+        come = int(self._received[1][row]) + 1
+        self._windowed.window_clock.reach(self.driver, int(self.moments.newest[row]), come)
 
     def _position(self, row: int) -> int:
         """Where a row lies in the batch that was received."""

@@ -134,6 +134,15 @@ class WindowClock:
             )
         self.late[number] += int(moments.late.sum())
 
+    def reach(self, number: int, newest: int, rows: int) -> None:
+        """An input has come so far."""
+        self.newest[number] = newest
+        self.rows[number] = rows
+
+    def close(self, closed: Sequence[bool]) -> None:
+        """These inputs have ended, and all their rows were worked off."""
+        self.closed = list(closed)
+
     def expired_before(self, number: int, own: Sequence[int]) -> int:
         """Rows with an earlier moment of this input meet nothing that is still to come.
 
