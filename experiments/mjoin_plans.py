@@ -49,9 +49,8 @@ def stars(scale: float, seed: int, plan: str) -> Measured:
     schedule = Schedule(tables, times)
     spec = MultiSpec.of({f"s{i + 1}": table.schema for i, table in enumerate(tables)}, _STAR_ON, Output.COUNTS)
     shape = _BINARY if plan == "binary" else _STARS
-    memory = max(sum(rows) * _STAR_BYTES, JoinTree.least_memory(spec, tree=shape))
     flush = {"coordinated": "coordinated", "plain": "random", "binary": "auto"}[plan]
-    tree = JoinTree(spec, memory, MemoryStore(), tree=shape, flush=flush)
+    tree = JoinTree(spec, sum(rows) * _STAR_BYTES, MemoryStore(), tree=shape, flush=flush)
     trace = run(tree, schedule)
     half = trace.results_at(schedule.end_time / 2)
     values_of = {

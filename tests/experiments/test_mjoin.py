@@ -18,12 +18,15 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: importlib.import_module(f"experiments.{name}")
 
 
-@pytest.mark.parametrize("name", ["mjoin-11", "mjoin-12", "mjoin-13", "mjoin-15", "mjoin-17"])
+SCALES = {"mjoin-11": 0.01, "mjoin-12": 0.01, "mjoin-13": 0.001, "mjoin-15": 0.02, "mjoin-17": 0.01}
+
+
+@pytest.mark.parametrize("name", SCALES)
 def test_first_and_last_cells_run_at_a_tiny_scale(name: str, modules: Any) -> None:
     (experiment,) = modules("catalogue").choose([name])
     first, *_, last = experiment.cells.values()
     for cell in (first, last):
-        values = cell.run(0.001 if name == "mjoin-13" else 0.01, 1).values
+        values = cell.run(SCALES[name], 1).values
         assert values and all(np.isfinite(value) for value in values.values())
 
 
