@@ -15,14 +15,17 @@ from hypothesis import settings
 
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.cases import Case, make_case
+from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.run import expected_rows
 from watersmeet.core.errors import SegmentError, SnapshotError, SourceError
 from watersmeet.core.events import Arrive
+from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output, parse_on
-from watersmeet.planner import ALGORITHMS
+from watersmeet.planner import ALGORITHMS, MULTIWAY
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.join_factory import JoinFactory
 from watersmeet.spark.kept_operators import KeptOperators
+from watersmeet.spark.multi_factory import MultiFactory
 from watersmeet.spark.operator_group import OperatorGroup, Shares
 from watersmeet.spark.row_hashes import row_hashes
 from watersmeet.spark.state_directory import Batch, GroupState, Owner, StateDirectory, batch_of
@@ -73,7 +76,7 @@ def _rows(batches: list[pa.RecordBatch]) -> Counter[Any]:
     return Counter(row for batch in batches for row in canonical_rows(batch))
 
 
-def _is_sparks(spec: JoinSpec) -> bool:
+def _is_sparks(spec: JoinSpec | MultiSpec, inputs: int) -> bool:
     """Whether Spark could hand such rows to Python."""
     odd = (
         pa.types.is_dictionary, pa.types.is_run_end_encoded, pa.types.is_union,
@@ -85,34 +88,38 @@ def _is_sparks(spec: JoinSpec) -> bool:
             return False
         return all(plain(type_.field(i).type) for i in range(type_.num_fields))
 
-    return spec.output is Output.ROWS and all(plain(field.type) for side in (0, 1) for field in spec.input(side))
+    return spec.output is Output.ROWS and all(plain(field.type) for side in range(inputs) for field in spec.input(side))
 
 
-def _micro_batches(case: Case, rng: np.random.Generator) -> list[tuple[Pieces, tuple[int, ...]]]:
+def _micro_batches(case: Case | MultiCase, rng: np.random.Generator) -> list[tuple[Pieces, tuple[int, ...]]]:
     """The case's rows as micro-batches; the ends come after each input's last rows, perhaps in batches of their own."""
     pieces = [(m.event.input, m.event.batch) for m in case.moves if isinstance(m.event, Arrive)]
     cuts = sorted(rng.integers(0, len(pieces) + 1, int(rng.integers(1, 7))).tolist())
     rows = [pieces[a:b] for a, b in zip([0, *cuts], [*cuts, len(pieces)], strict=True)]
     rows += [[] for _ in range(int(rng.integers(0, 3)))]
     ends: list[tuple[int, ...]] = [() for _ in rows]
-    for side in (0, 1):
+    for side in range(case.inputs):
         last = max((i for i, batch in enumerate(rows) if any(s == side for s, _ in batch)), default=0)
         at = int(rng.integers(last, len(rows)))
         ends[at] = (*ends[at], side)
     return list(zip(rows, ends, strict=True))
 
 
-def _cases(name: str, count: int) -> Iterator[Case]:
+def _cases(name: str, count: int) -> Iterator[Case | MultiCase]:
     seed = 0
     while count:
-        case = make_case(seed, ALGORITHMS[name])
-        if _is_sparks(case.spec):
+        case = make_multi_case(seed, MULTIWAY[name]) if name in MULTIWAY else make_case(seed, ALGORITHMS[name])
+        if _is_sparks(case.spec, case.inputs):
             count -= 1
             yield case
         seed += 1
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def _factory(case: Case | MultiCase, name: str) -> JoinFactory | MultiFactory:
+    return MultiFactory.of(case.spec, name) if isinstance(case, MultiCase) else JoinFactory.of(case.spec, name)
+
+
+@pytest.mark.parametrize("name", sorted([*ALGORITHMS, *MULTIWAY]))
 def test_killed_repeated_and_restarted_batches_give_every_pair_once(name: str, tmp_path: Path) -> None:
     spilled = replayed = 0
     for case in _cases(name, max(10, settings().max_examples // 8)):
@@ -120,7 +127,7 @@ def test_killed_repeated_and_restarted_batches_give_every_pair_once(name: str, t
         memory = case.memory * 8 // 5 + 64
         if name == "symmetric_hash":
             memory *= 16
-        group = Group(tmp_path / str(case.seed), JoinFactory.of(case.spec, name), memory)
+        group = Group(tmp_path / str(case.seed), _factory(case, name), memory)
         found: list[pa.RecordBatch] = []
         for number, (pieces, ended) in enumerate(_micro_batches(case, rng)):
             group.fuel = int(rng.choice([0, 50, 5_000]))

@@ -18,7 +18,7 @@ from hypothesis import settings
 from spark.window_oracle import arrival_order, is_sparks
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.windows import WindowCase, make_window_case
-from watersmeet.core.errors import LateRowError, SnapshotError, SpecError
+from watersmeet.core.errors import LateRowError, SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
 from watersmeet.joins.window_reference import reference_window_pairs
@@ -220,10 +220,6 @@ def _table(ids: list[int], times: list[int]) -> pa.RecordBatch:
 NOTHING = _table([], [])
 
 
-def _files(path: Path) -> int:
-    return sum(1 for _ in path.glob("group-*/operator-*"))
-
-
 def _pipeline(tmp_path: Path, **window: Any) -> Pipeline:
     return Pipeline(tmp_path / "state", _spec(**window), 1 << 20)
 
@@ -318,6 +314,20 @@ def test_an_attempt_that_comes_second_leaves_nothing(tmp_path: Path) -> None:
     assert _rows(first) == _rows(again)
     assert sorted((tmp_path / "state").rglob("*")) == files
     assert pipeline.batch(1, [NOTHING, _table([59], [65])])[0].num_rows == 1
+
+
+def test_a_damaged_segment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = _pipeline(tmp_path)
+    tables = [_table(list(range(60)), list(range(60)))] * 2
+    pipeline.batch(0, tables)
+    file = max((tmp_path / "state").glob("group-*/operator-*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+    with pytest.raises(SegmentError, match=r"is damaged and the query cannot go on") as error:
+        pipeline.batch(1, tables)
+    assert file.name in str(error.value)
 
 
 def test_what_spark_cannot_do_is_refused(tmp_path: Path) -> None:

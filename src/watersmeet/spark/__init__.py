@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from watersmeet.spark.join_plan import join as join
     from watersmeet.spark.lookup_plan import lookup_join as lookup_join
     from watersmeet.spark.metrics import figures as figures
+    from watersmeet.spark.multi_plan import multijoin as multijoin
     from watersmeet.spark.signs import with_events as with_events
     from watersmeet.spark.source import register as register
     from watersmeet.spark.watch import Watch as Watch
@@ -36,12 +37,13 @@ _HOMES = {
     "figures": "watersmeet.spark.metrics",
     "join": "watersmeet.spark.join_plan",
     "lookup_join": "watersmeet.spark.lookup_plan",
+    "multijoin": "watersmeet.spark.multi_plan",
     "register": "watersmeet.spark.source",
     "window_join": "watersmeet.spark.window_plan",
     "with_events": "watersmeet.spark.signs",
 }
 
-__all__ = ["Watch", "figures", "join", "lookup_join", "register", "window_join", "with_events"]
+__all__ = ["Watch", "figures", "join", "lookup_join", "multijoin", "register", "window_join", "with_events"]
 
 
 def __getattr__(name: str) -> object:
