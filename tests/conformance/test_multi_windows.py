@@ -31,7 +31,7 @@ def test_every_combination_within_the_windows_exactly_once(chunk: int) -> None:
     assert summary.restored >= summary.cases // 10, summary
     assert summary.late > summary.cases / 20, summary
     events, kinds = dict(summary.events), dict(summary.kinds)
-    assert events["expired rows"] > summary.cases / 3, summary
+    assert events["expired rows"] > summary.cases / 4, summary
     assert events["expired runs"] > summary.cases / 10, summary
     assert min(kinds["windows of rows"], kinds["windows of time"]) > summary.cases / 5
 

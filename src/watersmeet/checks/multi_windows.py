@@ -92,7 +92,10 @@ def _timed(rng: Rng, counts: list[int]) -> tuple[ManyWindows, list[pa.Array]]:
 def check_multi_window_metamorphic(operator_class: type[Any], case: MultiWindowCase, **options: Any) -> None:
     """Neither fuel nor budget change the multiset of rows."""
     rng = np.random.default_rng([case.seed, 0x3E7C])
-    case = replace(case, spec=replace(case.spec, output=Output.ROWS), restores=())
+    spec = replace(case.spec, output=Output.ROWS)
+    least = int(operator_class.least_memory(spec, **options))
+    memory = least + case.memory - case.least
+    case = replace(case, spec=spec, least=least, memory=memory, restores=())
     rows = run_case(operator_class, case, **options).rows
     other = case.least + PLENTY if case.memory <= 4 * case.least else case.least + 200_000
     for change, changed in {
