@@ -113,7 +113,7 @@ def test_state_stays_as_large_as_the_windows(counted: bool, memory: int) -> None
     assert min(settled) >= 3 * window, "all windows are remembered"
     if memory > 1 << 20:
         blocks = 3 * join.sizing.layout.partitions * join.sizing.layout.block_rows
-        assert max(settled) <= 3 * window * 1.25 + 3 * 250 + blocks
+        assert max(settled) <= min(3 * window * 1.25 + 3 * 250 + blocks, 3 * 2.5 * window)
         assert not any(stored)
     else:
         assert max(settled) < 3 * 3 * window, "runs go when their newest row has expired"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from watersmeet.joins.pipeline import Scope
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Delays
 from watersmeet.state.many_side import ManySide
+from watersmeet.state.many_sizing import ManySizing
 from watersmeet.state.many_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
 from watersmeet.state.rows import RowPlan
 from watersmeet.state.sizing import Grain
@@ -28,6 +30,13 @@ Int64 = NDArray[np.int64]
 _SHARE = 8
 """Expired rows are looked for when so large a part of the rows in memory is new; taking them out costs a pass."""
 _LEAST_NEW = 16
+_PARTITION_BITS = 3
+"""Every partition has an open block, which expired rows stay in: few partitions and small blocks keep few of them."""
+_BLOCKS_OF_A_WINDOW = 8
+_ROWS_OF_A_BLOCK = 128
+"""Where nobody knows how many rows a window will hold."""
+_FEWEST = 64
+"""Blocks are cut to this part of their usual rows at most: each takes a little memory of its own."""
 
 
 class WindowedMJoin(MJoin):
@@ -100,6 +109,17 @@ class WindowedMJoin(MJoin):
         if spec.window is None:
             raise SpecError("a join by windows needs window=...")
         return MomentPlan(spec, number, exact_hash)
+
+    def _divide(self, memory: int) -> ManySizing:
+        sizing = super()._divide(memory)
+        layout, units = sizing.layout, self.spec.window_units
+        assert self.spec.window is not None and units is not None
+        bits = min(layout.partition_bits, _PARTITION_BITS)
+        rows = _ROWS_OF_A_BLOCK
+        if self.spec.window.counted:
+            rows = max(1, min(units.spans) // (_BLOCKS_OF_A_WINDOW << bits))
+        rows = min(layout.block_rows, max(8, layout.block_rows // _FEWEST, 1 << (rows.bit_length() - 1)))
+        return replace(sizing, layout=replace(layout, partition_bits=bits, block_rows=rows))
 
     @property
     def late(self) -> list[int]:
