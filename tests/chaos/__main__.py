@@ -2,6 +2,7 @@
 
 make chaos                                              everything
 make chaos ARGS="--kind driver --count 2 --seed 7"      some of it, again
+make chaos ARGS="--verb window_join"                    all of it under one verb
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from chaos.failures import FAILURES, Trial
 from chaos.handle import Job
 from chaos.standalone import Standalone
+from chaos.verbs import VERBS
 from chaos.work import Work
 
 _CLUSTER = "local-cluster[2,1,1024]"
@@ -32,8 +34,12 @@ _SPECULATION = {
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
 }
-_PROGRESSIVE = {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2}
-"""How often each failure meets a join of inputs that end."""
+_OTHERS = {
+    "progressive": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
+    "window_join": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
+    "lookup_join": {"worker": 4, "executor": 4, "driver": 4, "replay": 2},
+}
+"""How often each failure meets other verbs than a join of endless streams."""
 _START = time.monotonic()
 
 
@@ -43,10 +49,10 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], ends: bool = False) -> Iterator[Trial]:
+def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], verb: str = "join") -> Iterator[Trial]:
     """A query on a cluster of its own."""
-    with Job(place, master, conf=conf, ends=ends) as job:
-        trial = Trial(job, Work(place, seed), say)
+    with Job(place, master, conf=conf, verb=verb) as job:
+        trial = Trial(job, Work(place, seed, job.verb), say)
         say(f"starting a query on {master}")
         trial.begin()
         yield trial
@@ -72,27 +78,32 @@ def main() -> int:
         prog="make chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kind", action="append", choices=FAILURES, help="only this kind of failure; may be repeated")
+    parser.add_argument("--verb", action="append", choices=VERBS, help="only this verb; may be repeated")
     parser.add_argument("--count", type=int, help="so many failures of each kind")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="draws the rows and the moments")
     parser.add_argument("--place", type=Path, help="where to work; kept")
     given = parser.parse_args()
     place = given.place or Path(tempfile.mkdtemp(prefix="watersmeet-chaos-"))
+    verbs = given.verb or list(VERBS)
     kinds = [kind for kind in FAILURES if kind in (given.kind or FAILURES)]
     counts = {kind: given.count or FAILURES[kind][1] for kind in kinds}
     say(f"seed {given.seed}, in {place}")
     summary = []
     try:
         together = [kind for kind in kinds if kind != "speculation"]
-        if together:
+        if together and "join" in verbs:
             with trial_of(place / "cluster", given.seed, _CLUSTER, {}) as trial:
                 summary += [run(kind, trial, counts[kind], given.seed) for kind in together]
-        progressive = {kind: count for kind, count in _PROGRESSIVE.items() if kind in kinds}
-        if progressive:
-            with trial_of(place / "progressive", given.seed, _CLUSTER, {}, ends=True) as trial:
-                for kind, count in progressive.items():
-                    summary.append(run(kind, trial, given.count or count, given.seed, "progressive, "))
-                say(f"the inputs have ended: {trial.end_inputs()} pairs were owed until then, {trial.pairs} in all")
-        if "speculation" in kinds:
+        for verb, failures in _OTHERS.items():
+            wanted = {kind: count for kind, count in failures.items() if kind in kinds}
+            if wanted and verb in verbs:
+                with trial_of(place / verb, given.seed, _CLUSTER, {}, verb) as trial:
+                    for kind, count in wanted.items():
+                        summary.append(run(kind, trial, given.count or count, given.seed, f"{verb}, "))
+                    if trial.job.verb.ends:
+                        owed = trial.end_inputs()
+                        say(f"the inputs have ended: {owed} pairs were owed until then, {trial.pairs} in all")
+        if "speculation" in kinds and "join" in verbs:
             with Standalone(place / "standalone") as cluster:
                 with trial_of(place / "speculation", given.seed, cluster.master, _SPECULATION) as trial:
                     summary.append(run("speculation", trial, counts["speculation"], given.seed))

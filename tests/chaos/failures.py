@@ -33,7 +33,7 @@ class Trial:
 
     def __init__(self, job: Job, work: Work, say: Say) -> None:
         self.job, self.work, self._say = job, work, say
-        self._may_owe = bool(job.settings["ends"])
+        self._may_owe = job.verb.ends
         self.rng = random.Random(0)
         self.checks = 0
         self.pairs = 0
@@ -56,7 +56,7 @@ class Trial:
     def check(self) -> None:
         """Let the query take in everything, and compare the sink with the plain join of all files, by multiset."""
         self.job.drain()
-        self._compare(committed(self.job.place / "out"), self.work.expected())
+        self._compare(committed(self.job.place / "out", self.job.verb.columns), self.work.expected())
         self.checks += 1
 
     def end_inputs(self) -> int:

@@ -19,6 +19,7 @@ import psutil
 import pyarrow as pa
 
 from chaos.job import ANSWER
+from chaos.verbs import VERBS
 from chaos.watched import Note, read_journal
 from chaos.work import rows_of
 
@@ -33,10 +34,11 @@ class Died(RuntimeError):
 class Job:
     """A driver that is started in a process of its own, any number of times, over one place on disk."""
 
-    def __init__(self, place: Path, master: str, conf: Mapping[str, str] | None = None, ends: bool = False) -> None:
+    def __init__(self, place: Path, master: str, conf: Mapping[str, str] | None = None, verb: str = "join") -> None:
         self.place = place
+        self.verb = VERBS[verb]
         self.settings = {
-            "place": str(place), "master": master, "groups": 3, "pause": 0.15, "conf": dict(conf or {}), "ends": ends,
+            "place": str(place), "master": master, "groups": 3, "pause": 0.15, "conf": dict(conf or {}), "verb": verb,
         }  # fmt: skip
         for name in ("journal", "running", "orders"):
             (place / name).mkdir(parents=True, exist_ok=True)

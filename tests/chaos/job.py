@@ -1,4 +1,4 @@
-"""The driver: a Spark session with one streaming join from two directories of files into the Parquet sink.
+"""The driver: a Spark session with one streaming join from directories of files into the Parquet sink.
 
     python -m chaos.job '{"place": "...", "master": "local-cluster[2,1,1024]", ...}'
 
@@ -15,13 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from chaos.verbs import VERBS
 from chaos.watched import Watched
-from chaos.work import COLUMNS, SCHEMA, SIDES
-from watersmeet.spark import join, join_plan, with_events
+from chaos.work import SCHEMA
+from watersmeet.spark import with_events
 
 ANSWER = "@answer "
-_FUEL = 500
-"""So little that pairs of spilled rows are left over from batch to batch."""
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -31,21 +30,20 @@ class Driver:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
         self._place = Path(settings["place"])
+        self._verb = VERBS[settings["verb"]]
         self._spark = _session(settings)
         self._query: Any = None
 
     def start(self) -> dict[str, Any]:
         """Start the query, from its checkpoint if there is one."""
-        settings = self._settings
-        name = "OperatorTask" if settings["ends"] else "JoinTask"
-        own = getattr(join_plan, name)
-        streams = [self._stream(side) for side in SIDES]
-        given = {"memory": "256 KiB", "state": self._place / "state", "partitions": settings["groups"]}
+        settings, verb = self._settings, self._verb
+        own = getattr(verb.module, verb.task)
+        streams = [self._stream(side) for side in verb.inputs]
         try:
-            setattr(join_plan, name, lambda *a, **k: Watched(own(*a, **k), settings["place"], settings["pause"]))
-            joined = join(*streams, on="id", fuel=_FUEL, **given)
+            setattr(verb.module, verb.task, lambda *a, **k: Watched(own(*a, **k), settings["place"], settings["pause"]))
+            joined = verb.joined(streams, self._place, settings["groups"])
         finally:
-            setattr(join_plan, name, own)
+            setattr(verb.module, verb.task, own)
         writer = joined.writeStream.format("parquet").option("checkpointLocation", str(self._place / "checkpoint"))
         self._query = writer.start(str(self._place / "out"))
         return {"run": str(self._query.runId)}
@@ -54,7 +52,7 @@ class Driver:
         """An input, one file a batch; with a second stream that says when it ends, if the join is to be told."""
         reader = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
         rows = reader.parquet(str(self._place / side))
-        if not self._settings["ends"]:
+        if not self._verb.ends:
             return rows
         return with_events(rows, self._spark.readStream.text(str(self._place / f"{side}-control")))
 
@@ -73,13 +71,12 @@ class Driver:
 
     def own(self) -> dict[str, Any]:
         """Spark's own batch join of all files."""
-        left, right = (self._spark.read.schema(SCHEMA).parquet(str(self._place / side)) for side in SIDES)
-        renamed = right.withColumnsRenamed({"number": "number_right", "word": "word_right"})
-        return self._leave(left.join(renamed, "id").select(*COLUMNS))
+        reader = self._spark.read.schema(SCHEMA)
+        return self._leave(self._verb.own(*(reader.parquet(str(self._place / side)) for side in self._verb.inputs)))
 
     def _leave(self, frame: Any) -> dict[str, Any]:
         path = self._place / "read.arrow"
-        table = frame.select(*COLUMNS).toArrow()
+        table = frame.select(*self._verb.columns).toArrow()
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         return {"path": str(path)}

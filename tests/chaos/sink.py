@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from chaos.work import COLUMNS, rows_of
+from chaos.work import rows_of
 
 
 def log_files(out: Path) -> dict[int, Path]:
@@ -21,7 +22,7 @@ def log_files(out: Path) -> dict[int, Path]:
     return {batch: found[batch] for batch in sorted(found) if batch >= max(sums, default=0)}
 
 
-def committed(out: Path) -> Counter[tuple[Any, ...]]:
+def committed(out: Path, columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
     """The multiset of all rows in committed files."""
     rows: Counter[tuple[Any, ...]] = Counter()
     for log in log_files(out).values():
@@ -29,5 +30,5 @@ def committed(out: Path) -> Counter[tuple[Any, ...]]:
         assert version == "v1", f"{log} is of version {version}, which this does not read"
         for entry in map(json.loads, entries):
             assert entry["action"] == "add", entry
-            rows.update(rows_of(pq.read_table(unquote(urlsplit(entry["path"]).path), columns=list(COLUMNS))))
+            rows.update(rows_of(pq.read_table(unquote(urlsplit(entry["path"]).path), columns=list(columns))))
     return rows

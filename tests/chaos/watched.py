@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from watersmeet.spark.relation_versions import BatchVersions
 from watersmeet.spark.state_directory import GroupState
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -125,10 +126,13 @@ def _noted(method: Callable[..., Any], step: str) -> Callable[..., Any]:
     return wrapper
 
 
-_WATCHED = {
-    name: _noted(getattr(GroupState, name), step)
-    for name, step in (("latest", "read"), ("publish", "published"), ("publish_once", "published"))
-}
+_WATCHED = [
+    (owner, name, _noted(getattr(owner, name), step))
+    for owner, name, step in (
+        (GroupState, "latest", "read"), (GroupState, "publish", "published"), (GroupState, "publish_once", "published"),
+        (BatchVersions, "current", "read"),
+    )
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ class Watched:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         global _watch
-        for name, method in _WATCHED.items():
-            setattr(GroupState, name, method)
+        for owner, name, method in _WATCHED:
+            setattr(owner, name, method)
         _watch = watch = Watch(Path(self.place), self.pause)
         try:
             watch.reach("begun")

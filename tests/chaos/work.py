@@ -1,8 +1,8 @@
-"""What is joined while things fail: files of two inputs, and which pairs there must be in the end."""
+"""What is joined while things fail: files of some inputs, and which pairs there must be in the end."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SIDES = ("left", "right")
-SCHEMA = "id long, number long, word string"
-COLUMNS = ("id", "number", "word", "number_right", "word_right")
-KEYS = 2_000
-_ARROW = pa.schema({"id": pa.int64(), "number": pa.int64(), "word": pa.string()})
+from chaos.verbs import KEYS, Verb
+
+SCHEMA = "id long, number long, word string, at long"
+_ARROW = pa.schema({"id": pa.int64(), "number": pa.int64(), "word": pa.string(), "at": pa.int64()})
 _WORDS = ("", "one", "δύο", "trois" * 9)
 
 
 class Work:
-    """Two growing directories of Parquet files. Rows repeat, so a pair that comes twice is not a pair that may go."""
+    """Growing directories of Parquet files. Rows repeat, so a pair that comes twice is not a pair that may go."""
 
-    def __init__(self, place: Path, seed: int) -> None:
+    def __init__(self, place: Path, seed: int, verb: Verb) -> None:
         self.place = place
+        self._verb = verb
         self._rng = np.random.default_rng(seed)
         self._files = 0
-        for side in SIDES:
+        for side in verb.inputs:
             self.path(side).mkdir(parents=True, exist_ok=True)
             self._control(side).mkdir(exist_ok=True)
         (place / "new").mkdir(exist_ok=True)
@@ -38,19 +38,19 @@ class Work:
         return self.place / f"{side}-control"
 
     def offer(self, files: int = 2, rows: int = 250) -> None:
-        """So many more files for each side."""
+        """So many more files for each input."""
         for _ in range(files):
-            for side in SIDES:
+            for side in self._verb.inputs:
                 self._write(side, self._rng.integers(0, KEYS, rows))
 
     def offer_every_key(self) -> None:
-        """A file for each side that meets everything there is."""
-        for side in SIDES:
+        """A file for each input that meets everything there is."""
+        for side in self._verb.inputs:
             self._write(side, self._rng.permutation(KEYS))
 
     def end(self) -> None:
         """Say that no row will follow, for a join that waits to be told."""
-        for side in SIDES:
+        for side in self._verb.inputs:
             new = self.place / "new" / f"{side}.txt"
             new.write_text("end")
             new.rename(self._control(side) / new.name)
@@ -62,7 +62,9 @@ class Work:
         )
         words = [_WORDS[i] for i in self._rng.integers(0, len(_WORDS), count)]
         nothing = self._rng.random(count) < 0.02
-        rows = pa.table([pa.array(ids, pa.int64(), mask=nothing), pa.array(numbers), pa.array(words)], schema=_ARROW)
+        at = 100 * (self._files // len(self._verb.inputs)) + self._rng.integers(0, 100, count)
+        columns = [pa.array(ids, pa.int64(), mask=nothing), pa.array(numbers), pa.array(words), pa.array(at)]
+        rows = pa.table(columns, schema=_ARROW)
         repeated = pa.concat_tables([rows, rows.slice(0, count // 10)])
         new = self.place / "new" / f"{self._files:05d}.parquet"
         pq.write_table(repeated, new)
@@ -70,13 +72,8 @@ class Work:
         self._files += 1
 
     def expected(self) -> Counter[tuple[Any, ...]]:
-        """Every pair of all rows so far, by the plainest of joins."""
-        rights = defaultdict(list)
-        for key, *rest in self._rows("right"):
-            rights[key].append(rest)
-        return Counter(
-            (key, *left, *right) for key, *left in self._rows("left") if key is not None for right in rights[key]
-        )
+        """What the verb must have made of all rows so far."""
+        return self._verb.expected(*(self._rows(side) for side in self._verb.inputs))
 
     def _rows(self, side: str) -> Iterator[tuple[Any, ...]]:
         for file in sorted(self.path(side).glob("*.parquet")):

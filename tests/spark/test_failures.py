@@ -17,7 +17,7 @@ from chaos.work import Work, difference
 @pytest.fixture
 def trial(java: None, tmp_path: Path) -> Iterator[Trial]:
     with Job(tmp_path, "local[2,4]") as job:
-        trial = Trial(job, Work(tmp_path, 3), print)
+        trial = Trial(job, Work(tmp_path, 3, job.verb), print)
         trial.rng = random.Random(3)
         trial.begin()
         yield trial

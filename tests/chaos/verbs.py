@@ -1,0 +1,108 @@
+"""The verbs that things fail under: what each makes of files, what must be in the sink, and what Spark makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from watersmeet import Relation
+from watersmeet.spark import join, join_plan, lookup_join, lookup_plan, window_join, window_plan
+
+Row = tuple[Any, ...]
+
+KEYS = 2_000
+WINDOW = 300
+"""Of the column `at`, which grows by a hundred with every file of an input."""
+_FUEL = 500
+"""So little that pairs of spilled rows are left over from batch to batch."""
+_PAIRS = ("id", "number", "word", "at", "number_right", "word_right", "at_right")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb at work."""
+
+    module: ModuleType
+    task: str
+    """The class in the module whose tasks are watched."""
+    inputs: tuple[str, ...]
+    columns: tuple[str, ...]
+    joined: Callable[[list[Any], Path, int], Any]
+    """The streams, where to work, and in how many groups."""
+    expected: Callable[..., Counter[Row]]
+    """What must come out, of the rows of all inputs."""
+    own: Callable[..., Any]
+    """Spark's own join of the same rows, as batch DataFrames."""
+    ends: bool = False
+    """Whether its inputs say when they end, and pairs may be owed until then."""
+
+
+def _join(streams: list[Any], place: Path, groups: int) -> Any:
+    return join(*streams, on="id", memory="256 KiB", state=place / "state", partitions=groups, fuel=_FUEL)
+
+
+def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
+    given = {"memory": "160 KiB", "state": place / "state", "partitions": groups}
+    return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
+
+
+def _lookup_join(streams: list[Any], place: Path, groups: int) -> Any:
+    path = place / "names.rel"
+    if not Relation.is_at(path):
+        names = ({"id": i, "name": _name(i)} for i in range(KEYS) if _name(i))
+        Relation.build(names, on="id", path=path, segment="8 KiB")
+    return lookup_join(streams[0], path, how="left", memory="192 KiB", state=place / "state")
+
+
+def _name(key: int | None) -> str | None:
+    return None if key is None or key % 3 == 0 else f"name {key}"
+
+
+def _pairs(left: Iterable[Row], right: Iterable[Row], most: float = float("inf")) -> Counter[Row]:
+    """Every pair of all rows, by the plainest of joins; their times differ by so much at most."""
+    rights = defaultdict(list)
+    for key, *rest in right:
+        rights[key].append(rest)
+    return Counter(
+        (key, *mine, *other)
+        for key, *mine in left
+        if key is not None
+        for other in rights[key]
+        if abs(mine[-1] - other[-1]) <= most
+    )
+
+
+def _close_pairs(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
+    return _pairs(left, right, WINDOW)
+
+
+def _named(left: Iterable[Row]) -> Counter[Row]:
+    return Counter((*row, _name(row[0])) for row in left)
+
+
+def _own_pairs(left: Any, right: Any) -> Any:
+    return left.join(right.withColumnsRenamed({name: f"{name}_right" for name in ("number", "word", "at")}), "id")
+
+
+def _own_close_pairs(left: Any, right: Any) -> Any:
+    return _own_pairs(left, right).where(f"abs(at - at_right) <= {WINDOW}")
+
+
+def _own_named(left: Any) -> Any:
+    return left.selectExpr("*", "case when id % 3 != 0 then concat('name ', id) end as name")
+
+
+_BOTH = ("left", "right")
+_COLUMNS = ("number", "word", "at")
+VERBS = {
+    "join": Verb(join_plan, "JoinTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs),
+    "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True),
+    "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
+    "lookup_join": Verb(
+        lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named
+    ),
+}
