@@ -19,6 +19,13 @@ _FITTED = (
     "with the same CPU."
 )
 
+_SCALE = (
+    "At scale 1 rates, windows, memory and keys are the thesis's, and a run lasts three windows and a half. A smaller "
+    "scale shortens windows, runs, mini-intervals and disk accesses alike and has less memory and fewer keys, so that "
+    "rates mean what they do in full; a partition has at least 60 rows in memory, so that below scale 0.05 there are "
+    "fewer."
+)
+
 _MEASURES = {
     "delay": "mean delay, s", "delayed": "delayed rows, share", "cpu": "CPU time, s", "disk": "disk time, s"
 }  # fmt: skip
@@ -144,7 +151,7 @@ EXPERIMENTS = [
                                           f"{results.spread('ewj 200', 'cpu'):.3g} s")),
         ],
         _panels(_EWJ_RATES, WINDOWS.ewj.rates, "rows per second"),
-        note=_FITTED,
+        note=f"{_FITTED} {_SCALE}",
     ),
     Experiment(
         "ewj-bias",
@@ -159,6 +166,7 @@ EXPERIMENTS = [
                   lambda results: _trend(results, list(_EWJ_BIAS), "delayed", rises=True, form=".2%")),
         ],
         _panels(_EWJ_BIAS, WINDOWS.biases, "bias b"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-slide",
@@ -169,6 +177,7 @@ EXPERIMENTS = [
         [_falls(value, word, list(_SLIDES), "A longer slide", "RPWJ")
          for value, word in (("delay", "less delay"), ("disk", "less disk time"), ("delayed", "fewer delayed rows"))],
         _panels(_SLIDES, WINDOWS.slides, "slide, s"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-flush",
@@ -179,6 +188,7 @@ EXPERIMENTS = [
         [Claim("half", "The delay is smallest where about half of the memory is flushed.", "about half",
                _smallest_near_half)],
         _panels(_FLUSHES, WINDOWS.flushes, "share of memory"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-rate",
@@ -207,6 +217,7 @@ EXPERIMENTS = [
         ],
         _panels(_RATES, WINDOWS.ah_ewj.rates, "rows per second"),
         key=True,
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-parts",
@@ -221,6 +232,7 @@ EXPERIMENTS = [
                   lambda results: _trend(results, _of(_PARTS, "ah_ewj"), "delay", rises=False)),
         ],
         _panels(_PARTS, WINDOWS.partitionings, "partitions"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-bias",
@@ -236,6 +248,7 @@ EXPERIMENTS = [
                   lambda results: _trend(results, _of(_BIAS, "rpwj"), "disk", rises=False)),
         ],
         _panels(_BIAS, WINDOWS.biases, "bias b"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-memory",
@@ -246,6 +259,7 @@ EXPERIMENTS = [
         [_falls(value, word, list(_MEMORY), "More memory", "AH-EWJ")
          for value, word in (("delay", "less delay"), ("cpu", "less CPU time"), ("disk", "less disk time"))],
         _panels(_MEMORY, [memory / 1e6 for memory in WINDOWS.memories], "memory, MB"),
+        note=_SCALE,
     ),
     Experiment(
         "ahewj-block",
@@ -260,5 +274,6 @@ EXPERIMENTS = [
                   lambda results: _hardly_matters(results, "rpwj")),
         ],
         _panels(_BLOCKS, WINDOWS.memory_blocks, "bytes"),
+        note=_SCALE,
     ),
 ]  # fmt: skip
