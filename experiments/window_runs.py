@@ -46,7 +46,7 @@ def run(
     join: str,
     rate: int,
     bias: float = WINDOWS.bias,
-    memory: int | None = None,
+    memory: int = 0,
     slide: float = WINDOWS.slide,
     flush: float = WINDOWS.flush,
     partitions: int = WINDOWS.partitions,

@@ -77,6 +77,15 @@ class SuspendingWindowJoin(WindowJoin):
         for disk in self.disks:
             disk.close()
 
+    def _why_no_room(self, arrival: Arrival) -> str:
+        entries = sum(disk.held for disk in self.disks)
+        if 2 * entries < self.budget.total - self.sizing.buffers:
+            return super()._why_no_room(arrival)
+        return (
+            f"to remember what was spilled takes {format_bytes(entries)} of {format_bytes(self.budget.total)} of "
+            f"memory, and the rest is too little for rows; allow more memory, or a shorter window"
+        )
+
     # --- how long rows took ---
 
     def rows_kept(self, side: int, parts: Int32) -> None:

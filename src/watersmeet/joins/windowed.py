@@ -272,12 +272,15 @@ class WindowJoin(ProgressiveJoin):
                 return count
             count //= 2
         if not self._must_wait():
-            size = sum(column.nbytes for column in arrival.piece(1)[2])
-            raise BudgetError(
-                f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
-                f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
-            )
+            raise BudgetError(self._why_no_room(arrival))
         return 0
+
+    def _why_no_room(self, arrival: Arrival) -> str:
+        size = sum(column.nbytes for column in arrival.piece(1)[2])
+        return (
+            f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
+            f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
+        )
 
     def _must_wait(self) -> bool:
         """Whether work that comes before the arrival at hand may make room; then it was begun."""
