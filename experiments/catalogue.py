@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import watersmeet as wm
 from experiments import report
 from experiments.diner_delays import EXPERIMENTS as DINER_DELAYS
 from experiments.diner_figures import EXPERIMENTS as DINER_FIGURES
 from experiments.hybrid import EXPERIMENTS as HYBRID
+from experiments.kept import Kept
 from experiments.metadata import EXPERIMENTS as METADATA
 from experiments.miner import EXPERIMENTS as MINER
 from experiments.mjoin import EXPERIMENTS as MJOIN
@@ -23,6 +25,9 @@ from experiments.rpj_figures import EXPERIMENTS as RPJ_FIGURES
 from experiments.rpj_flush import EXPERIMENTS as RPJ_FLUSH
 from experiments.window_joins import EXPERIMENTS as WINDOW_JOINS
 from watersmeet.core.errors import SpecError
+
+FULL_SEEDS = 5
+"""Runs of each experiment at full scale unless said otherwise: what is random is told with its range."""
 
 EXPERIMENTS: Sequence[Experiment] = (
     *RPJ_FIGURES,
@@ -50,7 +55,8 @@ def main(args: argparse.Namespace) -> int:
     chosen = choose(args.ids)
     if not 0 < args.scale <= 1:
         raise SpecError(f"--scale {args.scale:g} is no part of the papers' data; give more than 0 and up to 1")
-    if args.seeds < 1 or args.jobs < 1:
+    seeds = args.seeds if args.seeds is not None else (FULL_SEEDS if args.scale == 1 else 1)
+    if seeds < 1 or args.jobs < 1:
         raise SpecError("an experiment runs at least once, in at least one process")
     out = None if args.out is None else Path(args.out)
     if out is not None:
@@ -58,8 +64,9 @@ def main(args: argparse.Namespace) -> int:
     for target in (args.json, args.markdown):
         if target is not None and not Path(target).absolute().parent.is_dir():
             raise SpecError(f"{Path(target).absolute().parent} is not a directory; {target} cannot be written")
+    kept = None if args.keep is None else Kept(Path(args.keep), [Path(__file__).parent, Path(wm.__file__).parent])
     outcomes: list[report.Outcome] = []
-    for experiment, results in run_all(chosen, args.scale, range(1, args.seeds + 1), args.jobs):
+    for experiment, results in run_all(chosen, args.scale, range(1, seeds + 1), args.jobs, kept=kept):
         outcome = report.Outcome.of(experiment, results)
         outcomes.append(outcome)
         report.show(outcome)

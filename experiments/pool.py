@@ -7,8 +7,10 @@ import sys
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import TextIO
 
+from experiments.kept import Kept
 from experiments.model import Cell, Experiment, Measured, Results
 from watersmeet.core.errors import WatersmeetError
 
@@ -17,9 +19,14 @@ Work = tuple[Hashable, int]
 
 
 def run_all(
-    experiments: Sequence[Experiment], scale: float, seeds: Sequence[int], jobs: int = 2, progress: TextIO | None = None
+    experiments: Sequence[Experiment],
+    scale: float,
+    seeds: Sequence[int],
+    jobs: int = 2,
+    progress: TextIO | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[tuple[Experiment, Results]]:
-    """Run everything; yields each experiment as soon as it and those before it are complete."""
+    """Run everything that is not kept; yields each experiment as soon as it and those before it are complete."""
     wanted = {experiment.id: list(seeds[:1] if experiment.fixed else seeds) for experiment in experiments}
     work: dict[Work, Cell] = {}
     for experiment in experiments:
@@ -28,7 +35,7 @@ def run_all(
                 work.setdefault((cell.key, seed), cell)
     with ExitStack() as cleanup:
         advance = cleanup.enter_context(_Progress(len(work), progress))
-        found = _Found(work, scale, jobs, cleanup, advance)
+        found = _Found(work, scale, jobs, cleanup, advance, kept)
         for experiment in experiments:
             measured = {
                 name: [found.get(experiment.id, name, cell, seed) for seed in wanted[experiment.id]]
@@ -40,10 +47,25 @@ def run_all(
 class _Found:
     """What was measured, or is being measured; with one job, measured when it is asked for."""
 
-    def __init__(self, work: dict[Work, Cell], scale: float, jobs: int, cleanup: ExitStack, advance: _Progress) -> None:
+    def __init__(
+        self,
+        work: dict[Work, Cell],
+        scale: float,
+        jobs: int,
+        cleanup: ExitStack,
+        advance: _Progress,
+        kept: Kept | None,
+    ) -> None:
         self._scale = scale
         self._advance = advance
+        self._kept = kept
         self._done: dict[Work, Measured] = {}
+        for key, cell in work.items():
+            known = kept.get(cell, scale, key[1]) if kept is not None else None
+            if known is not None:
+                self._done[key] = known
+                advance.step()
+        work = {key: cell for key, cell in work.items() if key not in self._done}
         self._running: dict[Work, Future[Measured]] = {}
         if jobs > 1 and len(work) > 1:
             # Not forked: a fork would copy locks that the threads of this process may hold.
@@ -51,8 +73,14 @@ class _Found:
             cleanup.callback(pool.shutdown, wait=True, cancel_futures=True)
             for key, cell in work.items():
                 future = pool.submit(cell.run, scale, key[1])
-                future.add_done_callback(lambda _: advance.step())
+                future.add_done_callback(partial(self._keep, cell, key[1]))
                 self._running[key] = future
+
+    def _keep(self, cell: Cell, seed: int, future: Future[Measured]) -> None:
+        """Take note that a cell is done; what it gave is kept even if nobody asks for it any more."""
+        self._advance.step()
+        if self._kept is not None and not future.cancelled() and future.exception() is None:
+            self._kept.put(cell, self._scale, seed, future.result())
 
     def get(self, experiment: str, name: str, cell: Cell, seed: int) -> Measured:
         key = (cell.key, seed)
@@ -62,6 +90,8 @@ class _Found:
             if key not in self._done:
                 self._done[key] = cell.run(self._scale, seed)
                 self._advance.step()
+                if self._kept is not None:
+                    self._kept.put(cell, self._scale, seed, self._done[key])
             return self._done[key]
         except WatersmeetError as error:
             raise WatersmeetError(f"{experiment}, {name}, seed {seed}: {error}") from error

@@ -159,7 +159,7 @@ what our operators did in the simulator, in virtual time. The page is generated,
 says its scale (1 is the paper's data) and its number of seeds:
 
 ```
-watersmeet reproduce all --scale 1 --seeds 5 --markdown docs/reproduction.md
+watersmeet reproduce all --scale 1 --keep measured --markdown docs/reproduction.md
 ```
 
 "Online" results are those delivered before the last input row arrived. Numbers are medians over the seeds, with the

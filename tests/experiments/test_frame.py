@@ -176,6 +176,40 @@ def test_processes_give_what_one_process_gives(modules: Any, tmp_path: Path) -> 
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
 
 
+def test_what_was_kept_is_not_measured_again(coin: Any, modules: Any, tmp_path: Path) -> None:
+    kept = ["--keep", str(tmp_path / "kept")]
+    texts = []
+    for number, seeds in enumerate(["2", "3", "3"]):
+        assert run("coin-1", "--seeds", seeds, *kept, "--json", str(tmp_path / f"{number}.json")) == 0
+        texts.append((tmp_path / f"{number}.json").read_text())
+    assert len(list((tmp_path / "kept").iterdir())) == 2 * 3, "of two cells, one of which is there twice"
+    assert run("coin-1", "--seeds", "3", "--json", str(tmp_path / "anew.json")) == 0
+    assert texts[1] == texts[2] == (tmp_path / "anew.json").read_text() != texts[0]
+    files = sorted((tmp_path / "kept").iterdir())
+    before = [path.stat().st_mtime_ns for path in files]
+    assert run("coin-1", "--seeds", "3", *kept) == 0
+    assert [path.stat().st_mtime_ns for path in files] == before, "nothing was measured, so nothing was written"
+
+
+def test_a_process_keeps_what_it_gave_and_a_damaged_file_does_not_count(modules: Any, tmp_path: Path) -> None:
+    arguments = ["reproduce", "rpj-flush", "--scale", "0.002", "--keep", str(tmp_path / "kept")]
+    for number, jobs in enumerate("212"):
+        assert cli.run([*arguments, "--jobs", jobs, "--json", str(tmp_path / f"{number}.json")]) == 0
+        files = sorted((tmp_path / "kept").iterdir())
+        files[0].write_text(files[0].read_text()[:-9])
+    assert len({(tmp_path / f"{number}.json").read_text() for number in range(3)}) == 1
+
+
+def test_what_other_code_gave_does_not_count(modules: Any, tmp_path: Path) -> None:
+    fingerprint = modules("kept").fingerprint
+    (tmp_path / "a.py").write_text("1")
+    before = fingerprint([tmp_path])
+    (tmp_path / "notes.md").write_text("not code")
+    assert fingerprint([tmp_path]) == before
+    (tmp_path / "a.py").write_text("2")
+    assert fingerprint([tmp_path]) != before
+
+
 def test_every_reason_is_about_a_claim(modules: Any) -> None:
     claims = {each.id: {claim.name for claim in each.claims} for each in modules("catalogue").EXPERIMENTS}
     for experiment, reasons in modules("report").reasons().items():
