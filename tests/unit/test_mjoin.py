@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -203,3 +205,64 @@ def test_multijoin_refuses_what_it_cannot_do_before_a_row_is_read() -> None:
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], algorithm="xjoin")
     with pytest.raises(SpecError, match="has no option 'speed'"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], speed=3)
+
+
+# --- snapshots ---
+
+
+def _visiting(fuel: int) -> tuple[MJoin, MultiSpec, MemoryStore, list[pa.Table], list[dict[str, object]], bool]:
+    """A join that was stopped in a silence when so much fuel was used, and what it had found by then."""
+    made, store = spec("rst", ["r.k = s.k", "s.k = t.k"], WIDE, Output.ROWS), MemoryStore()
+    join = MJoin(made, 128 * 1024, store)
+    tables = [
+        pa.table({"k": [i % 60 for i in range(240)], "w": [f"{n}.{i:03}" * 60 for i in range(240)]}) for n in "rst"
+    ]
+    found: list[dict[str, object]] = []
+    for start in range(0, 180, 20):
+        for number, table in enumerate(tables):
+            join.receive(Arrive(number, table.slice(start, 20).to_batches()[0].cast(WIDE)))
+            _drain(join, found)
+    join.receive(Stall())
+    before = len(found)
+    step = join.poll(0.0, fuel)
+    while True:
+        if step.out is not None:
+            found += step.out.to_pylist()
+        if step.status is not Status.HAS_OUTPUT:
+            break
+        step = join.poll(0.0, 1)
+    return join, made, store, tables, found, len(found) > before and step.status is Status.HAS_WORK
+
+
+WIDE = pa.schema({"k": pa.int64(), "w": pa.string()})
+
+
+def _drain(join: MJoin, found: list[dict[str, object]]) -> None:
+    status = Status.HAS_OUTPUT
+    while status is Status.HAS_OUTPUT:
+        step = join.poll(0.0, 10_000)
+        status = step.status
+        if step.out is not None:
+            found += step.out.to_pylist()
+
+
+def test_rows_that_come_right_after_a_restore_do_not_bring_back_what_a_silence_has_found() -> None:
+    stopped = 0
+    for fuel in range(1, 600, 23):
+        join, made, store, tables, found, halfway = _visiting(fuel)
+        stopped += halfway
+        join = MJoin.restore(made, join.snapshot(), 128 * 1024, store)
+        for number, table in enumerate(tables):
+            join.receive(Arrive(number, table.slice(180).to_batches()[0].cast(WIDE)))
+            _drain(join, found)
+        for number in range(3):
+            join.receive(End(number))
+        status = Status.HAS_OUTPUT
+        while status is not Status.DONE:
+            step = join.poll(0.0, 10_000)
+            status = step.status
+            found += step.out.to_pylist() if step.out is not None else []
+        each = Counter(i % 60 for i in range(240))
+        assert len(found) == sum(count**3 for count in each.values())
+        assert len({tuple(row.values()) for row in found}) == len(found)
+    assert stopped > 3, "some were stopped in the midst of a visit that had found something"

@@ -245,7 +245,9 @@ class Visit(FromDisk):
     kind = "visit"
 
     def cut_short(self) -> None:
-        """End with the row at hand."""
+        """End with the row at hand; not before what a snapshot has as found was passed, or it would come again."""
+        if self._skip:
+            return
         if self.pipeline is None:
             self._rows = self._rows[:0]
         elif not self.pipeline.done:
