@@ -12,6 +12,7 @@ scales with the profile.
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -24,3 +25,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Plots are drawn into files; no test may want a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Under nohup or in the background signals are ignored, and the processes that tests start would inherit that.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)

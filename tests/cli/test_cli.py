@@ -262,12 +262,7 @@ def test_a_signal_leaves_nothing_behind(kind: str, number: signal.Signals, code:
     else:
         pq.write_table(pa.table({"id": [1] * 100_000}), "same.parquet")
         command = [*COMMAND, *changed(left="same.parquet", right="same.parquet")]
-    # Where the tests run under nohup, or in the background, a child would ignore the signal as they do.
-    inherited = signal.signal(number, signal.SIG_DFL)
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(number, inherited)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: process.poll() is not None or len(left_behind(here)) == 3)
         assert process.poll() is None, process.communicate()
