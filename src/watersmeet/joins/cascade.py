@@ -105,20 +105,10 @@ class Cascade(ABC):
         for number, member in enumerate(self._members):
             part = member.join.snapshot()
             segments += [f"{member_prefix(number)}{name}" for name in part.segments]
-            saved.append(
-                {
-                    "algorithm": part.algorithm, "fingerprint": part.fingerprint, "state": part.state,
-                    "segments": list(part.segments), "status": member.status.value,
-                }
-            )  # fmt: skip
+            saved.append({**part.to_json(), "status": member.status.value})
         return saved, segments
 
 
 def member_prefix(number: int) -> str:
     """What the names of an operator's segments begin with in the store of the whole."""
     return f"n{number}-"
-
-
-def member_snapshot(saved: dict[str, Any]) -> Snapshot:
-    """An operator's snapshot out of JSON."""
-    return Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))

@@ -15,7 +15,7 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
 from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.operator import Snapshot
-from watersmeet.joins.cascade import Cascade, member_prefix, member_snapshot
+from watersmeet.joins.cascade import Cascade, member_prefix
 from watersmeet.joins.lookups import LookupJoin
 from watersmeet.joins.partitioned import Partitioned
 from watersmeet.joins.snapshots import check_snapshot
@@ -369,7 +369,7 @@ class LookupChain(Cascade):
         for stage, saved, share in zip(chain._stages, state["stages"], state["shares"], strict=True):
             join = stage.join
             join.close()
-            stage.join = kind.restore(join.spec, member_snapshot(saved), share, join.store, join.reader, **options)
+            stage.join = kind.restore(join.spec, Snapshot.from_json(saved), share, join.store, join.reader, **options)
             stage.join.follow(stage.join.newest)
             stage.status = Status(saved["status"])
         chain.budget = JointBudget(memory, [stage.join.budget for stage in chain._stages])

@@ -346,10 +346,7 @@ class SharedLookup:
             "memory": self.budget.total,
             "next": self._next,
             "streams": [
-                {
-                    "algorithm": part.algorithm, "fingerprint": part.fingerprint, "state": part.state,
-                    "segments": list(part.segments), "memory": member.budget.total,
-                }
+                {**part.to_json(), "memory": member.budget.total}
                 for part, member in zip(parts, self._members, strict=True)
             ],
         }  # fmt: skip
@@ -369,7 +366,7 @@ class SharedLookup:
         members = []
         for number, (member, part) in enumerate(zip(shared._members, saved, strict=True)):
             member.close()
-            taken = Snapshot(part["algorithm"], part["fingerprint"], part["state"], tuple(part["segments"]))
+            taken = Snapshot.from_json(part)
             members.append(_Member.restore(member.spec, taken, part["memory"], member.store, relation,
                                            together=together, number=number, **options))  # fmt: skip
         shared._take_in(members)

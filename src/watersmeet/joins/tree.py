@@ -14,7 +14,7 @@ from watersmeet.core.join_tree import Branch, Shape, left_deep, parse_shape
 from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import Equal, JoinSpec, Output
-from watersmeet.joins.cascade import Cascade, member_prefix, member_snapshot
+from watersmeet.joins.cascade import Cascade, member_prefix
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.snapshots import check_snapshot
 from watersmeet.joins.xjoin import XJoin
@@ -244,7 +244,7 @@ class JoinTree(Cascade):
         for node, saved in zip(tree._nodes, snapshot.state["nodes"], strict=True):
             join: Any = node.join
             own = {"flush": tree._flush} if isinstance(join, MJoin) else {}
-            node.join = type(join).restore(join.spec, member_snapshot(saved), join.budget.total, join.store, **own)
+            node.join = type(join).restore(join.spec, Snapshot.from_json(saved), join.budget.total, join.store, **own)
             node.status = Status(saved["status"])
         tree.budget = JointBudget(snapshot.state["memory"], [node.join.budget for node in tree._nodes])
         return tree

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from watersmeet.core.operator import JoinOperator
+from watersmeet.core.errors import SegmentError
+from watersmeet.core.operator import JoinOperator, Snapshot
 from watersmeet.memory import Budget
+from watersmeet.spark.state_directory import SEGMENTS, GroupState
 from watersmeet.spark.versioned_store import VersionedStore
+from watersmeet.spill.store import Store
 
 
 class Keepable(JoinOperator, Protocol):
@@ -37,6 +40,18 @@ class Kept:
     attempt: str
 
 
+class Factory(Protocol):
+    """What makes a group's operator."""
+
+    def build(self, memory: int, store: Store) -> Keepable:
+        """An operator that has seen nothing."""
+        ...
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
+        """An operator that goes on where the snapshot was taken."""
+        ...
+
+
 class KeptOperators:
     """The operators of a process, least recently used first."""
 
@@ -47,6 +62,27 @@ class KeptOperators:
     def held(self) -> int:
         """Bytes that all of them hold."""
         return sum(kept.operator.budget.used for kept in self._kept.values())
+
+    def open(
+        self, group: GroupState, factory: Factory, memory: int, room: int, before: dict[str, Any] | None
+    ) -> tuple[Keepable, VersionedStore]:
+        """A group's operator as of the manifest of the batch before: kept, restored, or new if there is no state.
+
+        :param room: what operators of other groups may hold meanwhile
+        """
+        kept = self.take(group.place, before["attempt"] if before else None)
+        self.make_room(room)
+        if kept is not None:
+            kept.store.go_on(group)
+            return kept.operator, kept.store
+        if before is None or before["snapshot"] is None:
+            store = VersionedStore(group)
+            return factory.build(memory, store), store
+        store = VersionedStore(group, before["files"])
+        try:
+            return factory.restore(Snapshot.from_json(before["snapshot"]), memory, store), store
+        except SegmentError as error:
+            raise store.named(error) from error
 
     def take(self, place: str, attempt: str | None) -> Kept | None:
         """A group's operator if it is as of this attempt; what is not is dropped."""
@@ -64,6 +100,13 @@ class KeptOperators:
     def keep(self, place: str, kept: Kept) -> None:
         """Keep an operator for the next batch."""
         self._kept[place] = kept
+
+
+def described(snapshot: Snapshot | None, store: VersionedStore) -> dict[str, Any]:
+    """What a manifest says of an operator, for `KeptOperators.open`; None: there is nothing left of it."""
+    files = store.files(snapshot.segments) if snapshot is not None else {}
+    saved = None if snapshot is None else snapshot.to_json()
+    return {"snapshot": saved, "files": files, SEGMENTS: [each[0] for each in files.values()]}
 
 
 WORKER = KeptOperators()

@@ -23,9 +23,9 @@ from watersmeet.core.operator import Snapshot
 from watersmeet.memory import format_bytes
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.delays import Delays
-from watersmeet.spark.kept_operators import Keepable, Kept, KeptOperators
+from watersmeet.spark.kept_operators import Keepable, Kept, KeptOperators, described
 from watersmeet.spark.result_file import ResultFile, read_results
-from watersmeet.spark.state_directory import RESULTS, SEGMENTS, GroupState
+from watersmeet.spark.state_directory import RESULTS, GroupState
 from watersmeet.spark.versioned_store import VersionedStore
 from watersmeet.spill.store import Store
 
@@ -218,24 +218,9 @@ class OperatorGroup:
 
     def _open(self, before: dict[str, Any] | None) -> tuple[Keepable, VersionedStore] | None:
         """The group's operator as of the batch before; None if all inputs had ended and all was done."""
-        factory, memory = self._factory, self._shares.operator
-        kept = self._kept.take(self._group.place, before["attempt"] if before else None)
-        self._kept.make_room(self._shares.kept)
-        if kept is not None:
-            kept.store.go_on(self._group)
-            return kept.operator, kept.store
-        if before is None:
-            store = VersionedStore(self._group)
-            return factory.build(memory, store), store
-        store = VersionedStore(self._group, before["files"])
-        if before["snapshot"] is None:
+        if before is not None and before["snapshot"] is None:
             return None
-        saved = before["snapshot"]
-        snapshot = Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))
-        try:
-            return factory.restore(snapshot, memory, store), store
-        except SegmentError as error:
-            raise store.named(error) from error
+        return self._kept.open(self._group, self._factory, self._shares.operator, self._shares.kept, before)
 
     def _publish(
         self,
@@ -246,19 +231,9 @@ class OperatorGroup:
         ended: list[int],
         digest: list[Any],
     ) -> dict[str, Any]:
-        files = store.files(snapshot.segments) if snapshot is not None else {}
         return self._group.publish_once(
             {
-                "snapshot": None
-                if snapshot is None
-                else {
-                    "algorithm": snapshot.algorithm,
-                    "fingerprint": snapshot.fingerprint,
-                    "state": dict(snapshot.state),
-                    "segments": list(snapshot.segments),
-                },
-                "files": files,
-                SEGMENTS: [each[0] for each in files.values()],
+                **described(snapshot, store),
                 RESULTS: results.names,
                 "ended": ended,
                 "input": digest,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -22,9 +21,9 @@ from watersmeet.core.errors import SegmentError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.joins.windowed import WindowJoin
-from watersmeet.spark.kept_operators import Kept, KeptOperators
+from watersmeet.spark.kept_operators import Kept, KeptOperators, described
 from watersmeet.spark.operator_group import POLL_FUEL, Shares
-from watersmeet.spark.state_directory import SEGMENTS, GroupState
+from watersmeet.spark.state_directory import GroupState
 from watersmeet.spark.timed_arrivals import TimedArrivals, late_row
 from watersmeet.spark.versioned_store import VersionedStore
 from watersmeet.spark.window_factory import WindowFactory
@@ -101,23 +100,10 @@ class WindowGroup:
 
     def _open(self) -> tuple[WindowJoin, VersionedStore]:
         """The group's operator as of the batch before."""
-        factory, memory, before = self._factory, self._shares.operator, self._before
-        kept = self._kept.take(self._group.place, before["attempt"] if before else None)
-        self._kept.make_room(self._shares.kept)
-        if kept is not None:
-            assert isinstance(kept.operator, WindowJoin)
-            kept.store.go_on(self._group)
-            return kept.operator, kept.store
-        if before is None or before["snapshot"] is None:
-            store = VersionedStore(self._group)
-            return factory.build(memory, store), store
-        store = VersionedStore(self._group, before["files"])
-        saved = before["snapshot"]
-        snapshot = Snapshot(saved["algorithm"], saved["fingerprint"], saved["state"], tuple(saved["segments"]))
-        try:
-            return factory.restore(snapshot, memory, store), store
-        except SegmentError as error:
-            raise store.named(error) from error
+        shares = self._shares
+        operator, store = self._kept.open(self._group, self._factory, shares.operator, shares.kept, self._before)
+        assert isinstance(operator, WindowJoin)
+        return operator, store
 
     def _judged(self, arrivals: TimedArrivals) -> Iterator[Event]:
         """The batch's events; ends with an error at a late row if there must be none."""
@@ -140,20 +126,7 @@ class WindowGroup:
 
     def _publish(self, snapshot: Snapshot | None, store: VersionedStore, held: list[int | None]) -> bool:
         """Make this the state after the batch, unless another attempt was first; whether it is."""
-        files = store.files(snapshot.segments) if snapshot is not None else {}
-        content: dict[str, Any] = {
-            "snapshot": None
-            if snapshot is None
-            else {
-                "algorithm": snapshot.algorithm,
-                "fingerprint": snapshot.fingerprint,
-                "state": dict(snapshot.state),
-                "segments": list(snapshot.segments),
-            },
-            "files": files,
-            SEGMENTS: [each[0] for each in files.values()],
-            "held": held,
-        }
+        content = {**described(snapshot, store), "held": held}
         if self._group.publish_once(content)["attempt"] == self._group.attempt:
             return True
         store.abandon()
