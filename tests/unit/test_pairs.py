@@ -156,3 +156,23 @@ def test_a_wide_row_is_measured_not_guessed() -> None:
     sizes = [(batch.num_rows, batch.nbytes) for batch, _ in buffered.drain(2000) if batch is not None]
     assert all(size <= 2000 or rows == 1 for rows, size in sizes)
     assert (1, max(size for _, size in sizes)) in sizes and sum(rows for rows, _ in sizes) == 40
+
+
+def test_look_ups_find_about_as_many_pairs_as_a_batch_holds() -> None:
+    """A buffer that holds a few pairs more than a batch would leave a batch of those few behind, again and again."""
+    buffered = Buffered(capacity=512)
+    width = sum(buffered.pairs.widest)
+    limit = 400 * width
+    sizes = []
+    for _ in range(30):
+        found = np.arange(buffered.pairs.room) % 50
+        buffered.fill(found, found)
+        sizes.append([count for _, count in buffered.drain(limit)])
+    assert len(sizes[0]) == 2
+    assert sum(len(each) == 1 for each in sizes[1:]) > 20, "most fills go out whole"
+    assert buffered.pairs.room < 512
+    buffered.pairs.room = 400
+    for _ in range(60):
+        buffered.fill(*[np.zeros(buffered.pairs.room)] * 2)
+        buffered.drain(1 << 20)
+    assert buffered.pairs.room == 512, "where batches have room for more, more is found at a time again"

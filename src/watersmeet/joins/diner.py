@@ -32,9 +32,12 @@ Int64 = NDArray[np.int64]
 
 _BLOCKS_IN_MEMORY = 8
 """A disk block holds about this part of the memory: each flush moves the rows that stay, so it should be worth it."""
-_BLOCKS_OF_OUTER = 1
+_BLOCKS_OF_OUTER = 2
+"""More would be read less often, but rows have to leave memory for them."""
 _INNER = 8
 """This part of the memory holds the inner pages of the clean-up."""
+_INNER_IN_PAUSES = 12
+"""This part holds those of the reactive phase, until arrivals need it."""
 _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
 
@@ -206,8 +209,9 @@ class Diner(ProgressiveJoin):
         return not self.exhausted(other) or (len(self.disks[other]) > 0 and not self.resident.covers(other))
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
-        # Outer blocks of a loop that is not running are only a copy of what is on disk.
-        if not isinstance(self._task, NestedLoop) and self.loop.forget_loaded(self.outers):
+        # Blocks of a loop that is not running are only a copy of what is on disk.
+        at_rest = not isinstance(self._task, NestedLoop)
+        if at_rest and (self._release_inner_pages() or self.loop.forget_loaded(self.outers)):
             return True
         sides = [side for side in (0, 1) if self.side(side).rows]
         # Rows whose partners have all arrived cannot be found any more.
@@ -308,7 +312,11 @@ class Diner(ProgressiveJoin):
         return self.loop.unmet
 
     def _reactive_task(self) -> Task | None:
-        return NestedLoop(self, self.limits.outer_blocks) if self.loop.unmet else None
+        if not self.loop.unmet:
+            return None
+        if self._block_rows is None:
+            self._want_inner_pages(_INNER_IN_PAUSES)
+        return NestedLoop(self, self.limits.outer_blocks, self._inner_pages)
 
     def _give_way(self, task: Task) -> int:
         assert isinstance(task, NestedLoop)
@@ -344,13 +352,31 @@ class Diner(ProgressiveJoin):
                 self.forget(side, 0)
         self.trim_all()
         self._settled = True
-        self._claim_inner_pages()
+        self._want_inner_pages(_INNER)
 
-    def _claim_inner_pages(self) -> None:
-        """With all the memory, some is for more than one inner page at a time: each is gone through once."""
+    def _want_inner_pages(self, part: int) -> None:
+        """Look up several inner pages at a time, in that part of the memory: each look-up goes through the outer blocks
+        once. A page with a row that is wider than pages are is read alone.
+        """
         page = self.sizing.page_bytes
-        if max(self.pairs.widest) <= page and self._inner.try_grow(max(0, self.budget.total // _INNER - page)):
-            self._inner_pages = max(1, self.budget.total // _INNER // page)
+        if max(self.pairs.widest) > page or not self.claim_inner_pages(max(1, self.budget.total // part // page)):
+            self._release_inner_pages()
+
+    def claim_inner_pages(self, pages: int) -> bool:
+        """Make room for so many inner pages; False if there is none."""
+        wanted = (pages - 1) * self.sizing.page_bytes
+        if not self.secure(lambda: self._inner.try_grow(max(0, wanted - self._inner.held))):
+            return False
+        self._inner_pages = pages
+        return True
+
+    def _release_inner_pages(self) -> bool:
+        """Give back the memory for inner pages; False if there was none."""
+        if not self._inner.held:
+            return False
+        self._inner.clear()
+        self._inner_pages = 1
+        return True
 
     # --- checks and snapshots ---
 
@@ -399,7 +425,7 @@ class Diner(ProgressiveJoin):
         self.resident.restore(state["resident"])
         self._settled = state["settled"]
         if self._settled:
-            self._claim_inner_pages()
+            self._want_inner_pages(_INNER)
         for side in (0, 1):
             self.side(side).run_lengths = list(state["runs"][side])
 

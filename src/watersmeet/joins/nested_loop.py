@@ -123,7 +123,7 @@ def load_block(join: Diner, side: int, table: SortedSide, number: int, needed: b
     """
     disk = join.disks[side]
     before = table.rows
-    for page_number in range(len(disk[number].page_ends)):
+    for page_number in range(disk.pages(number)):
         page = disk.read(number, page_number)
         start, count = 0, len(page)
         while start < len(page):
@@ -184,7 +184,7 @@ class NestedLoop:
         if self.lookup is not None:
             self.lookup = None
             self._page += self._pages
-            if self._page == len(join.disks[loop.inner][loop.current].page_ends):
+            if self._page == join.disks[loop.inner].pages(loop.current):
                 self._end_inner_block()
             return 1
         if not self._page:
@@ -235,9 +235,8 @@ class NestedLoop:
     def _out_of_reach(self) -> bool:
         """Whether no value of the inner block is close to one of the outer blocks."""
         join, loop = self._join, self._join.loop
-        block = join.disks[loop.inner][loop.current]
         words, _ = join.outers[loop.outer].index.sorted()
-        ends = np.array([block.first, block.last])
+        ends = np.array(join.disks[loop.inner].span(loop.current))
         low, high = (ends, ends) if join.codec.band is None else join.codec.band.bounds(ends)
         return bool(high[1] < words[0] or low[0] > words[-1])
 
@@ -247,7 +246,7 @@ class NestedLoop:
     def _pages(self) -> int:
         """How many inner pages are at hand."""
         loop = self._join.loop
-        left = len(self._join.disks[loop.inner][loop.current].page_ends) - self._page
+        left = self._join.disks[loop.inner].pages(loop.current) - self._page
         return min(left, self._pages_at_once)
 
     def _open_page(self) -> None:
@@ -290,6 +289,11 @@ class NestedLoop:
         task._page = state["page"]
         if state["page"] or state["place"] is not None:
             join._task = task  # making room must not take the blocks that are being loaded
+            if not join.claim_inner_pages(state["at_once"]):
+                raise BudgetError(
+                    f"{format_bytes(join.budget.total)} of memory are too little to go on with the pages of "
+                    f"{join.spec.names[join.loop.inner]} that were at hand; allow more memory"
+                )
             while task._load():
                 pass
             if state["place"] is not None:

@@ -215,7 +215,8 @@ class MicroBatchJoin:
         pairs, parts = self._pairs, found.parts_of(hashes)
         position, link = 0, -1
         while position < len(hashes):
-            count, position, link = found.probe(hashes, parts, position, link, pairs.probes, pairs.rows)
+            out = pairs.probes[: pairs.room], pairs.rows[: pairs.room]
+            count, position, link = found.probe(hashes, parts, position, link, *out)
             pairs.first, pairs.count = 0, count
             while pairs.waiting:
                 batch, results = pairs.take(between, self._sizes.output_bytes)

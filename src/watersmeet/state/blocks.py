@@ -55,6 +55,8 @@ class SortedBlocks:
         self._claim = claim
         self._meter = meter
         self._open: Segment | None = None
+        self._open_block = -1
+        """When the rows of the open segment left memory."""
         self._last_read: int | None = None
         """The page at which the disk stands, counted from the first block's first."""
         self._departed, self._first, self._last = array("q"), array("q"), array("q")
@@ -70,6 +72,14 @@ class SortedBlocks:
         departed = self._departed[number]
         ends = self._page_ends[self._first_pages[number] : self._first_pages[number + 1]]
         return Block(self._name(departed), departed, self._first[number], self._last[number], tuple(ends))
+
+    def pages(self, number: int) -> int:
+        """How many pages a block has."""
+        return self._first_pages[number + 1] - self._first_pages[number]
+
+    def span(self, number: int) -> tuple[int, int]:
+        """A block's first word and its last."""
+        return self._first[number], self._last[number]
 
     def __iter__(self) -> Iterator[Block]:
         return (self[number] for number in range(len(self)))
@@ -108,10 +118,10 @@ class SortedBlocks:
 
     def read(self, number: int, page: int) -> Page:
         """A page of a block."""
-        block = self[number]
-        if self._open is None or self._open.name != block.segment:
+        departed = self._departed[number]
+        if self._open is None or self._open_block != departed:
             self._close()
-            self._open = Segment.open(self._store, block.segment)
+            self._open, self._open_block = Segment.open(self._store, self._name(departed)), departed
         batch = self._open.read_page(page)
         # Blocks lie on the disk in the order in which they were written, so that the next one's first page follows.
         place = self._first_pages[number] + page
@@ -119,7 +129,7 @@ class SortedBlocks:
             self._meter.pages_read += 1
             self._meter.seeks += self._last_read is None or place != self._last_read + 1
             self._last_read = place
-        return Page.of(batch, -1, block.departed)
+        return Page.of(batch, -1, departed)
 
     def arrivals(self, number: int) -> Int64:
         """When the rows of a block arrived; read without being counted."""

@@ -68,7 +68,8 @@ class Lookup:
         start = self.probe.next
         stop = min(self.length, start + max(1, fuel))
         self._before += self._in_buffer
-        found, visited = self._table.probe(self.probe, stop, pairs.probes, pairs.rows, 0)
+        room = pairs.room
+        found, visited = self._table.probe(self.probe, stop, pairs.probes[:room], pairs.rows[:room], 0)
         self._settle(pairs, found)
         meter.probes += self.probe.next - start
         meter.comparisons += visited

@@ -18,6 +18,7 @@ Bool = NDArray[np.bool_]
 
 PAIR_BYTES = 96
 """Of each place in the buffer: the pair itself, and the scratch arrays of filtering and measuring."""
+_LEAST_ROOM = 64
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class PairBuffer:
         self.rows = np.empty(capacity, np.int32)
         self.widest = [0, 0]
         """The widest row of each side so far."""
+        self.room = capacity
+        """How many pairs a look-up is to find at a time: about as many as one output batch can hold."""
         self.first = 0
         self.count = 0
         """Pairs from `first` to `count` wait to be handed out."""
@@ -77,10 +80,20 @@ class PairBuffer:
                 fit //= 2
                 if not fit:
                     raise
+        self._settle_room(fit)
         self.first += fit
         if self.first == self.count:
             self.clear()
         return batch, count
+
+    def _settle_room(self, fit: int) -> None:
+        """Find as many pairs the next time as went out together; a few left over would cost a batch of their own."""
+        if self.first:
+            return  # a rest says nothing about the whole
+        if fit < self.count:
+            self.room = min(len(self.probes), max(_LEAST_ROOM, fit - fit // 16))
+        elif fit >= self.room:
+            self.room = min(len(self.probes), self.room + self.room // 128 + 1)
 
     def _fitting(self, sides: list[tuple[Rows, Int32]], limit: int) -> int:
         count = len(sides[0][1])

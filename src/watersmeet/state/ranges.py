@@ -140,7 +140,8 @@ class RangeLookup(Lookup):
         probe: Any = self.probe
         table: Any = self._table
         self._before += self._in_buffer
-        found, visited = map(int, table.probe(probe, max(_LEAST_VISITS, fuel), pairs.probes, pairs.rows))
+        out = pairs.probes[: pairs.room], pairs.rows[: pairs.room]
+        found, visited = map(int, table.probe(probe, max(_LEAST_VISITS, fuel), *out))
         if self._note is not None and found:
             self._note(pairs.probes[:found], pairs.rows[:found])
         self._settle(pairs, found)
