@@ -50,7 +50,8 @@ def test_released_pages_read_as_zeros_and_their_neighbours_are_untouched() -> No
 
 def pool_of(memory: int, slots: int = 100, slot_bytes: int = 10) -> tuple[Pool, Budget, list[int]]:
     budget, released = Budget(memory), []
-    return Pool(slot_bytes, slots, budget.reservation("slots"), released.append), budget, released
+    note = lambda first, stop: released.extend(range(first, stop))  # noqa: E731
+    return Pool(slot_bytes, slots, budget.reservation("slots"), note), budget, released
 
 
 def test_slots_are_handed_out_from_the_lowest_and_used_again_in_that_order() -> None:

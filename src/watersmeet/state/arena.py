@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,13 @@ class Pool:
     """Numbered slots of one size, reserved before they are handed out.
 
     >>> from watersmeet.memory import Budget
-    >>> pool = Pool(10, 100, Budget(35).reservation("slots"), lambda slot: None)
+    >>> pool = Pool(10, 100, Budget(35).reservation("slots"), lambda first, stop: None)
     >>> pool.reserve(3), pool.take(2), pool.reserve(2)
     (True, [0, 1], False)
     """
 
-    def __init__(self, slot_bytes: int, slots: int, claim: Reservation, release: Callable[[int], None]) -> None:
+    def __init__(self, slot_bytes: int, slots: int, claim: Reservation, release: Callable[[int, int], None]) -> None:
+        """`release` is told from which slot up to which the memory can go."""
         self.slot_bytes = slot_bytes
         self.slots = slots
         self.in_use = 0
@@ -133,11 +134,14 @@ class Pool:
         """Give at least `size` bytes of free slots back to the budget, or all there are; returns how many."""
         freed = self._in_advance * self.slot_bytes
         self._in_advance = 0
-        while self._warm and freed < size:
-            slot = self._warm.pop(0)
-            self._release(slot)
-            self._cold.append(slot)
-            freed += self.slot_bytes
+        count = min(len(self._warm), max(0, -(-(size - freed) // self.slot_bytes)))
+        slots = self._warm[:count]
+        del self._warm[:count]
+        # Neighbours go together: slots are often smaller than the system's pages, of which only whole ones can go.
+        for first, stop in stretches(slots):
+            self._release(first, stop)
+        self._cold += slots
+        freed += count * self.slot_bytes
         self._claim.shrink(freed)
         if self.in_use == 0 and not self._warm:
             self._cold.clear()
@@ -149,3 +153,20 @@ class Pool:
         assert self.in_use + len(self._warm) + len(self._cold) == self._bump <= self.slots
         assert len(set(self._warm) | set(self._cold)) == len(self._warm) + len(self._cold)
         assert self._claim.held == (self.in_use + len(self._warm) + self._in_advance) * self.slot_bytes
+
+
+def stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Numbers that follow each other, from the first up to the one after the last.
+
+    >>> list(stretches([7, 2, 1, 8, 4]))
+    [(1, 3), (4, 5), (7, 9)]
+    """
+    first = last = -1
+    for number in sorted(numbers):
+        if number != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last + 1
+            first = number
+        last = number
+    if first >= 0:
+        yield first, last + 1

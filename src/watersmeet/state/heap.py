@@ -75,5 +75,5 @@ class Heap:
         owned = [slot for slots in self._owned for slot in slots]
         assert len(owned) == len(set(owned)) == self._pool.in_use
 
-    def _release(self, slot: int) -> None:
-        self._arena.release(slot * self.chunk, (slot + 1) * self.chunk)
+    def _release(self, first: int, beyond: int) -> None:
+        self._arena.release(first * self.chunk, beyond * self.chunk)

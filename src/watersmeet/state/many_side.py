@@ -176,10 +176,10 @@ class ManySide(SideTable):
         for part, count in begun.items():
             super().drop_oldest(part, count)
 
-    def _release_block(self, block: int) -> None:
-        super()._release_block(block)
+    def _release_blocks(self, first: int, beyond: int) -> None:
+        super()._release_blocks(first, beyond)
         for index in self._others:
-            index.release(block * self.layout.block_rows, (block + 1) * self.layout.block_rows)
+            index.release(first * self.layout.block_rows, beyond * self.layout.block_rows)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -172,10 +172,9 @@ class PurgeableTable(SideTable):
         parts = np.full(len(rows), part, np.int32)
         hash_index.link_rows(self.hashes(rows), parts, rows, self._entries.array, self._heads, self._buckets)
 
-    def _release_block(self, block: int) -> None:
-        super()._release_block(block)
-        start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
-        self._dead.release(start, stop)
+    def _release_blocks(self, first: int, beyond: int) -> None:
+        super()._release_blocks(first, beyond)
+        self._dead.release(first * self.layout.block_rows, beyond * self.layout.block_rows)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -123,7 +123,7 @@ class SideTable(StoredRows):
         huge = budget.total >= _HUGE_PAGES_FROM
         self._entries = Arena(np.int64, 2 * capacity, huge)
         self._ticks = Arena(np.int64, capacity, huge)
-        self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_block)
+        self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
         # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
         strings = budget.reservation(f"{name} strings")
         owners = blocks if self.values_by_block else partitions
@@ -368,8 +368,8 @@ class SideTable(StoredRows):
         self._relink(part)
         self._keep_values(part, self.rows_of(part))
 
-    def _release_block(self, block: int) -> None:
-        start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
+    def _release_blocks(self, first: int, beyond: int) -> None:
+        start, stop = first * self.layout.block_rows, beyond * self.layout.block_rows
         self._entries.release(2 * start, 2 * stop)
         self._ticks.release(start, stop)
         for column in self._columns:

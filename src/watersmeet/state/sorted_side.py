@@ -129,7 +129,7 @@ class SortedSide(StoredRows):
         self._tags = Arena(np.int64, capacity, huge) if tagged else None
         self._departed = Arena(np.int64, capacity, huge) if from_disk else None
         self._claims = [budget.reservation(f"{name} {what}") for what in ("blocks", "strings", "nested values")]
-        self._blocks = Pool(block_bytes, blocks, self._claims[0], self._release_block)
+        self._blocks = Pool(block_bytes, blocks, self._claims[0], self._release_blocks)
         # Longer strings need adjoining chunks beyond all used ones, also when rows move: address space is cheap.
         self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._claims[1], huge)
         self._columns: list[Column] = [
@@ -327,8 +327,8 @@ class SortedSide(StoredRows):
             self._filled[block] = 0
             self._drop_values(block)
 
-    def _release_block(self, block: int) -> None:
-        start, stop = block * self.layout.block_rows, (block + 1) * self.layout.block_rows
+    def _release_blocks(self, first: int, beyond: int) -> None:
+        start, stop = first * self.layout.block_rows, beyond * self.layout.block_rows
         for arena in (self._words, self._ticks, self._joined, self._tags, self._departed):
             if arena is not None:
                 arena.release(start, stop)

@@ -78,7 +78,7 @@ class WindowTable:
         huge = budget.total >= _HUGE_PAGES_FROM
         self._entries = Arena(np.int64, WORDS * capacity, huge)
         self._ticks = Arena(np.int64, capacity, huge)
-        self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_block)
+        self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
         strings = budget.reservation(f"{name} strings")
         self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, strings, huge)
         objects = budget.reservation(f"{name} nested values")
@@ -291,8 +291,8 @@ class WindowTable:
                 freed += column.trim(size - freed)
         return freed
 
-    def _release_block(self, block: int) -> None:
-        start, stop = block << self.shift, (block + 1) << self.shift
+    def _release_blocks(self, first: int, beyond: int) -> None:
+        start, stop = first << self.shift, beyond << self.shift
         self._entries.release(WORDS * start, WORDS * stop)
         self._ticks.release(start, stop)
         for column in self._columns:
