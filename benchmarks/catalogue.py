@@ -20,6 +20,7 @@ from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_equi import spark_drain, spark_equi
+from benchmarks.spark_skew import spark_skew
 from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.start import start
 from benchmarks.window import window
@@ -44,6 +45,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-trigger": spark_trigger,
     "spark-restart": spark_restart,
     "spark-batch": spark_batch,
+    "spark-skew": spark_skew,
 }
 
 

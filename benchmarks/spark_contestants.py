@@ -50,6 +50,8 @@ def streams(spark: Any, contestant: str, place: Path, files: int) -> Any:
     left, right = (
         spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).parquet(str(place / side)) for side in SIDES
     )
+    if contestant.startswith("skew"):
+        return _skewed(left, right, contestant, place)
     if contestant == "ours":
         return join(left, right, on="id", memory=MEMORY, state=place / "state")
     return _drained(left, right) if contestant == "drain" else _own(left, right)
@@ -69,6 +71,17 @@ def _own(left: Any, right: Any) -> Any:
     """Spark's join; the hint makes a batch join a shuffled hash join."""
     renamed = right.withColumnsRenamed({"at": "at_right", "number": "number_right"})
     return left.join(renamed.hint("shuffle_hash"), "id")
+
+
+def _skewed(left: Any, right: Any, contestant: str, place: Path) -> Any:
+    """Rows whose times are close, in two tasks: with work that moves between them, and without."""
+    from benchmarks.spark_skew import WINDOW_MS
+    from watersmeet.spark import parallel_join, window_join
+
+    given: dict[str, Any] = {"time": "at", "window": f"{WINDOW_MS} ms", "memory": MEMORY, "state": place / "state"}
+    if contestant == "skew static":
+        return window_join(left, right, on="id", partitions=PARTITIONS, **given)
+    return parallel_join(left, right, on="id", slots=(PARTITIONS, PARTITIONS), reorganize="2 s", **given)
 
 
 def _drained(left: Any, right: Any) -> Any:

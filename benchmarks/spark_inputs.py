@@ -54,6 +54,29 @@ def write_files(place: Path, keys: Keys, rows: Sequence[int], first: int = 0) ->
     return keys.pairs - before
 
 
+def write_by_time(place: Path, ids: Sequence[Int64], seconds: int, files: int) -> Int64:
+    """Rows of these keys, both sides at the same steady pace, in so many files of each side; returns their times."""
+    rows = len(ids[0])
+    at = np.arange(rows) * (seconds * 1_000_000 // rows)
+    for own, name in zip(ids, SIDES, strict=True):
+        (place / name).mkdir(parents=True)
+        for number, part in enumerate(np.array_split(np.arange(rows), files)):
+            times = pa.array(at[part]).cast(pa.timestamp("us", "UTC"))
+            path = place / name / f"{number:06d}.parquet"
+            pq.write_table(pa.table({"id": own[part], "at": times, "number": np.arange(len(part))}), path)
+            os.utime(path, (number, number))
+    return at
+
+
+def pairs_within(ids: Sequence[Int64], at: Int64, reach: int) -> int:
+    """How many pairs of equal keys differ by so many microseconds at most."""
+    # A number for key and time together; the times of other keys are far off.
+    far = 4 * (int(at[-1]) + reach + 1)
+    left, right = (own * far + at for own in ids)
+    right.sort()
+    return int((np.searchsorted(right, left + reach, "right") - np.searchsorted(right, left - reach, "left")).sum())
+
+
 def add_files(place: Path, more: Path) -> None:
     """Let the files of `more` appear in `place`, too."""
     for name in SIDES:

@@ -37,6 +37,7 @@ _SPECULATION = {
 _OTHERS = {
     "progressive": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
     "window_join": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
+    "parallel_join": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
     "lookup_join": {"worker": 4, "executor": 4, "driver": 4, "replay": 2},
 }
 """How often each failure meets other verbs than a join of endless streams."""

@@ -9,8 +9,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from spark.whims import Whims
 from watersmeet import Relation
-from watersmeet.spark import join, join_plan, lookup_join, lookup_plan, window_join, window_plan
+from watersmeet.spark import (
+    join,
+    join_plan,
+    lookup_join,
+    lookup_plan,
+    master_task,
+    parallel_join,
+    parallel_plan,
+    window_join,
+    window_plan,
+)
+from watersmeet.spark.master_task import MasterTask
+from watersmeet.spark.routing import Routing
 
 Row = tuple[Any, ...]
 
@@ -48,6 +63,28 @@ def _join(streams: list[Any], place: Path, groups: int) -> Any:
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
     given = {"memory": "160 KiB", "state": place / "state", "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
+
+
+class RestlessMaster(MasterTask):
+    """Moves groups, adds and lets go of slots, and splits keys with almost every batch, whatever the slots tell."""
+
+    def routing(self) -> Routing:
+        """That of the batch which is at work."""
+        own, master_task.reorganized = master_task.reorganized, Whims(np.random.default_rng())
+        try:
+            return super().routing()
+        finally:
+            master_task.reorganized = own
+
+
+def _parallel_join(streams: list[Any], place: Path, groups: int) -> Any:
+    given = {"memory": "320 KiB", "state": place / "state", "slots": (1, groups), "groups": 2 * groups}
+    own = parallel_plan.MasterTask
+    try:
+        setattr(parallel_plan, "MasterTask", RestlessMaster)  # noqa: B010 - a class, for a while
+        return parallel_join(*streams, on="id", time="at", window=WINDOW, lateness=200, reorganize="0 s", **given)
+    finally:
+        setattr(parallel_plan, "MasterTask", own)  # noqa: B010
 
 
 def _lookup_join(streams: list[Any], place: Path, groups: int) -> Any:
@@ -102,6 +139,7 @@ VERBS = {
     "join": Verb(join_plan, "JoinTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs),
     "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
+    "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
     "lookup_join": Verb(
         lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named
     ),

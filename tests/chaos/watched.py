@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -71,9 +72,14 @@ class Watch:
         self._group = context.partitionId()
         self.attempt = context.attemptNumber()
         self._running = place / "running" / str(os.getpid())
+        self._lock = threading.RLock()
 
     def reach(self, step: str) -> None:
         """Note a step, then obey what was ordered, or wait a little, so that a kill finds tasks at every step."""
+        with self._lock:  # a slot publishes several groups at once
+            self._reach(step)
+
+    def _reach(self, step: str) -> None:
         note = Note(time.time(), os.getpid(), self._run, self._batch, self._group, self.attempt, step)
         with (self._place / "journal" / str(os.getpid())).open("a") as journal:
             journal.write(json.dumps(asdict(note)) + "\n")

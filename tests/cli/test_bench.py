@@ -35,6 +35,7 @@ PROMISED = [
     "spark-trigger",
     "spark-restart",
     "spark-batch",
+    "spark-skew",
 ]
 
 

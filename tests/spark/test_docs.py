@@ -15,7 +15,7 @@ def test_the_examples_run(spark: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["expected"].count() > 5000
@@ -25,5 +25,7 @@ def test_the_examples_run(spark: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     near = near.where("v.ts between c.ts - interval 10 minutes and c.ts")
     found = spark.read.parquet(str(tmp_path / "pipeline" / "clicks on views"))
     assert found.count() == near.count() > 1000
+    busy = spark.read.parquet(str(tmp_path / "pipeline" / "busy clicks on views"))
+    assert busy.exceptAll(found).count() == found.exceptAll(busy).count() == 0
     named = spark.read.parquet(str(tmp_path / "pipeline" / "named clicks"))
     assert (named.count(), named.where("name is null").count()) == (2000, 400)

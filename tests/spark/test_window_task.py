@@ -4,7 +4,6 @@ Spark."""
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +14,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from spark.window_oracle import arrival_order, is_sparks
-from watersmeet.checks.canonical import canonical_rows
-from watersmeet.checks.windows import WindowCase, make_window_case
+from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batches, rows_in_all, spark_cases
 from watersmeet.core.errors import LateRowError, SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
-from watersmeet.joins.window_reference import reference_window_pairs
-from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.spark import kept_operators, window_task
 from watersmeet.spark.kept_operators import KeptOperators
 from watersmeet.spark.metrics import COLUMN
@@ -39,10 +34,6 @@ GROUPS = 3
 def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for the disk takes most of the time, and nothing here depends on it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-class Killed(BaseException):
-    """What a SIGKILL looks like to a test: nothing is cleaned up."""
 
 
 @dataclass
@@ -99,50 +90,18 @@ class Pipeline:
             yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-def _rows(batches: list[pa.RecordBatch]) -> Counter[Any]:
-    return Counter(row for batch in batches for row in canonical_rows(batch))
-
-
-def _expected(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
-    tables, order = arrival_order(spec, batches)
-    kept = [canonical_rows(table.to_batches()[0], spec.kept[side]) for side, table in enumerate(tables)]
-    return Counter((*kept[0][i], *kept[1][j]) for i, j in reference_window_pairs(tables[0], tables[1], spec, order))
-
-
-def _cases(name: str, count: int) -> Iterator[WindowCase]:
-    seed = 0
-    while count:
-        case = make_window_case(seed, WINDOW_ALGORITHMS[name])
-        assert isinstance(case.spec, WindowJoinSpec)
-        if not case.spec.counted and is_sparks(case.spec):
-            count -= 1
-            yield case
-        seed += 1
-
-
-def _micro_batches(case: WindowCase, rng: np.random.Generator) -> list[list[pa.RecordBatch]]:
-    count = int(rng.integers(1, 7))
-    cuts = [
-        [0, *sorted(rng.integers(0, rows.num_rows + 1, count - 1)), rows.num_rows] for rows in (case.left, case.right)
-    ]
-    return [
-        [case.table(side).slice(cuts[side][i], cuts[side][i + 1] - cuts[side][i]) for side in (0, 1)]
-        for i in range(count)
-    ]
-
-
 @pytest.mark.parametrize("name", ["ah_ewj", "ewj", "symmetric_window"])
 def test_killed_repeated_and_restarted_batches_give_every_pair_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spilled = replayed = late = found_rows = 0
-    for case in _cases(name, max(14, settings().max_examples // 8)):
+    for case in spark_cases(name, max(14, settings().max_examples // 8)):
         assert isinstance(case.spec, WindowJoinSpec)
         rng = np.random.default_rng([case.seed, 77])
         pipeline = Pipeline(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, name)
         monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
         found: list[pa.RecordBatch] = []
-        batches = _micro_batches(case, rng)
+        batches = micro_batches(case, rng)
         for number, tables in enumerate(batches):
             if rng.random() < 0.3:  # another worker, which has kept nothing
                 monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
@@ -160,9 +119,9 @@ def test_killed_repeated_and_restarted_batches_give_every_pair_once(
                 shuffled = [table.take(pa.array(rng.permutation(table.num_rows))) for table in tables]
                 again = pipeline.batch(number, shuffled, group)
                 own = results if group is None else pipeline.batch(number, tables, group)
-                assert _rows(again) == _rows(own), case
+                assert rows_in_all(again) == rows_in_all(own), case
             found += results
-        assert _rows(found) == _expected(case.spec, batches), case
+        assert rows_in_all(found) == expected_pairs(case.spec, batches), case
         spilled += sum(figures[9] for figures in pipeline.figures)
         late += sum(figures[2] + figures[3] for figures in pipeline.figures)
         found_rows += sum(batch.num_rows for batch in found)
@@ -180,26 +139,7 @@ def _killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An attempt that ends at some write to the disk, and leaves what it has written."""
-    left = int(rng.integers(0, 8))
-
-    def count_down(real: Any) -> Any:
-        def act(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return real(*args, **kwargs)
-
-        return act
-
-    with pytest.MonkeyPatch.context() as patch:
-        from watersmeet.spark import marks, state_directory, versioned_store
-        from watersmeet.spill import file_store
-
-        patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))
-        for module in (state_directory, marks):
-            patch.setattr(module, "publish", count_down(module.publish))
-        patch.setattr(versioned_store.VersionedStore, "abandon", lambda self: None)
+    with killed_after(int(rng.integers(0, 8))):
         try:
             pipeline.batch(number, tables)
         except Killed:
@@ -311,7 +251,7 @@ def test_an_attempt_that_comes_second_leaves_nothing(tmp_path: Path) -> None:
     first = pipeline.batch(0, tables)
     files = sorted((tmp_path / "state").rglob("*"))
     again = pipeline.batch(0, tables)
-    assert _rows(first) == _rows(again)
+    assert rows_in_all(first) == rows_in_all(again)
     assert sorted((tmp_path / "state").rglob("*")) == files
     assert pipeline.batch(1, [NOTHING, _table([59], [65])])[0].num_rows == 1
 
@@ -342,11 +282,11 @@ def test_what_spark_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_pass_over_batch_dataframes(tmp_path: Path) -> None:
-    for case in _cases("ah_ewj", 6):
+    for case in spark_cases("ah_ewj", 6):
         assert isinstance(case.spec, WindowJoinSpec)
         pipeline = Pipeline(tmp_path, case.spec, case.memory * 8 // 5 + 64)
         pipeline.task = replace(pipeline.task, state=None)
         found = []
         for group in range(GROUPS):
             found += list(pipeline.task(pipeline._delivered(group, [case.left, case.right])))
-        assert _rows(found) == _expected(case.spec, [[case.left, case.right]]), case
+        assert rows_in_all(found) == expected_pairs(case.spec, [[case.left, case.right]]), case

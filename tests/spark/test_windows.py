@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,109 +10,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark.clicks import WINDOW, Clicks, expected_rows, tables_of, with_key
 from spark.frames import rows_in
-from spark.window_oracle import arrival_order
-from watersmeet.checks.canonical import canonical_rows
 from watersmeet.core.errors import SpecError
-from watersmeet.core.spec import parse_on
-from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
-from watersmeet.joins.window_reference import reference_window_pairs
-from watersmeet.spark import figures, window_join
-
-START = datetime(2026, 3, 29, tzinfo=UTC)
-SCHEMAS = [
-    pa.schema({"ad": pa.int32(), "ts": pa.timestamp("us", "UTC"), "page": pa.string()}),
-    pa.schema({"user": pa.int64(), "ad": pa.int64(), "at": pa.timestamp("us", "UTC")}),
-]
-WINDOW: dict[str, Any] = {"time": "ts = at", "window": ("10 minutes", "30 s"), "lateness": "1 min", "late": "keep"}
-
-
-def _tables(rng: np.random.Generator, number: int, rows: int = 400) -> list[pa.RecordBatch]:
-    """A batch of both inputs: its rows out of order, and some of them very late, without a time or without a key."""
-    found = []
-    for side in (0, 1):
-        seconds = 200 * number + rng.integers(0, 200, rows)
-        late = rng.random(rows) < 0.05
-        seconds[late] -= rng.integers(0, 1500, int(late.sum()))
-        times: list[Any] = [START + timedelta(seconds=int(each)) for each in seconds]
-        keys: list[Any] = rng.integers(0, 60, rows).tolist()
-        times[3], keys[5] = None, None
-        others: dict[str, Any] = {"page": [f"page {i}" * (i % 4) for i in range(rows)], "user": list(range(rows))}
-        columns = {"ad": keys, ("ts", "at")[side]: times, **others}
-        found.append(pa.record_batch({field.name: columns[field.name] for field in SCHEMAS[side]}, SCHEMAS[side]))
-    return found
-
-
-def _with_key(table: pa.RecordBatch, key: int, rows: int) -> pa.RecordBatch:
-    """The first rows of a table, all of one key."""
-    field = table.schema.get_field_index("ad")
-    keys = pa.array([key] * rows, table.schema.field(field).type)
-    return table.slice(0, rows).set_column(field, table.schema.field(field), keys)
-
-
-def _expected(batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
-    window = parse_windows(WINDOW["window"], WINDOW["time"], None, WINDOW["lateness"], WINDOW["late"])
-    spec = WindowJoinSpec(SCHEMAS[0], SCHEMAS[1], parse_on("ad"), window=window)
-    tables, order = arrival_order(spec, batches)
-    kept = [canonical_rows(table.to_batches()[0], spec.kept[side]) for side, table in enumerate(tables)]
-    return Counter((*kept[0][i], *kept[1][j]) for i, j in reference_window_pairs(tables[0], tables[1], spec, order))
-
-
-class Clicks:
-    """Two growing directories of Parquet files, joined by a query that is started and stopped."""
-
-    def __init__(self, spark: Any, place: Path, **options: Any) -> None:
-        self.spark, self.place = spark, place
-        self.options = {"on": "ad", **WINDOW, "memory": "256 KiB", "partitions": 3, "state": place / "state", **options}
-        self.seen: dict[int, pa.Table] = {}
-        self.batches: list[list[pa.RecordBatch]] = []
-
-    def add(self, tables: list[pa.RecordBatch]) -> None:
-        """A file more for each input, in a batch of their own."""
-        for side, table in enumerate(tables):
-            directory = self.place / "lr"[side]
-            directory.mkdir(exist_ok=True)
-            path = directory / f"{len(self.batches):04d}.parquet"
-            pq.write_table(pa.Table.from_batches([table]), path)
-            os.utime(path, (1e9 + len(self.batches),) * 2)
-        self.batches.append(tables)
-
-    def run(self) -> list[dict[str, Any]]:
-        """Work off all files; what each batch did."""
-        frames = [
-            self.spark.readStream.schema(self.spark.read.parquet(str(self.place / side)).schema)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(self.place / side))
-            for side in "lr"
-        ]
-        writer = window_join(*frames, **self.options).writeStream.foreachBatch(self._see).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.place / "checkpoint")).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
-        return [figures(progress)["state"] for progress in query.recentProgress if progress.numInputRows]
-
-    def _see(self, frame: Any, number: int) -> None:
-        self.seen[number] = frame.toArrow()
-
-    def found(self) -> Counter[Any]:
-        return rows_in(pa.concat_tables(self.seen.values()))
+from watersmeet.core.windows import rows
+from watersmeet.spark import window_join
 
 
 def test_batches_out_of_order_with_late_rows_and_a_restart(spark: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    clicks = Clicks(spark, tmp_path, delays=True)
+    clicks = Clicks(spark, tmp_path, window_join, partitions=3, delays=True)
     for number in range(4):
-        clicks.add(_tables(rng, number))
+        clicks.add(tables_of(rng, number))
     first = clicks.run()
-    clicks.add(_tables(rng, 4))
+    clicks.add(tables_of(rng, 4))
     # From here on a single key: the groups of all others are quiet, and their rows go none the less.
     for number in (5, 15, 25, 26):
-        clicks.add([_with_key(table, 7, 400 if side == 0 else 5) for side, table in enumerate(_tables(rng, number))])
+        clicks.add([with_key(table, 7, 400 if side == 0 else 5) for side, table in enumerate(tables_of(rng, number))])
     second = clicks.run()
     found = clicks.found()
-    assert found == _expected(clicks.batches)
+    assert found == expected_rows(clicks.batches)
     told = first + second
     assert len(told) == len(clicks.batches)
     assert sum(each["results"] for each in told) == found.total() > 3_000
@@ -131,7 +45,7 @@ def test_batches_out_of_order_with_late_rows_and_a_restart(spark: Any, tmp_path:
 
 def test_batch_dataframes(spark: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
-    batches = [_tables(rng, number) for number in range(5)]
+    batches = [tables_of(rng, number) for number in range(5)]
     whole = [pa.Table.from_batches([tables[side] for tables in batches]).combine_chunks() for side in (0, 1)]
     frames = []
     for side, table in zip("lr", whole, strict=True):
@@ -139,7 +53,7 @@ def test_batch_dataframes(spark: Any, tmp_path: Path) -> None:
         frames.append(spark.read.parquet(str(tmp_path / side)))
     joined = window_join(*frames, on="ad", **WINDOW, memory="256 KiB", partitions=2)
     found = rows_in(joined.toArrow())
-    assert found == _expected([[table.to_batches()[0] for table in whole]])
+    assert found == expected_rows([[table.to_batches()[0] for table in whole]])
     assert found.total() > 2_000
 
 

@@ -1,14 +1,27 @@
-"""What a window join of micro-batches must give: that of the oracle, rows coming in the order that the docs tell."""
+"""What a window join of micro-batches must give: that of the oracle, rows coming in the order that the docs tell.
+
+And what its tests need besides: cases, micro-batches, and a way to kill a task."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pytest
 
+from watersmeet.checks.canonical import canonical_rows
+from watersmeet.checks.windows import WindowCase, make_window_case
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.reference import comparable_values
+from watersmeet.joins.window_reference import reference_window_pairs
+from watersmeet.planner import WINDOW_ALGORITHMS
+from watersmeet.spark import marks, routing_files, state_directory, versioned_store
+from watersmeet.spill import file_store
 
 
 def arrival_order(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> tuple[list[pa.Table], list[int]]:
@@ -60,3 +73,66 @@ def is_sparks(spec: JoinSpec) -> bool:
         return all(plain(type_.field(i).type) for i in range(type_.num_fields))
 
     return spec.output is Output.ROWS and all(plain(field.type) for side in (0, 1) for field in spec.input(side))
+
+
+def expected_pairs(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
+    """The results of these batches."""
+    tables, order = arrival_order(spec, batches)
+    kept = [canonical_rows(table.to_batches()[0], spec.kept[side]) for side, table in enumerate(tables)]
+    return Counter((*kept[0][i], *kept[1][j]) for i, j in reference_window_pairs(tables[0], tables[1], spec, order))
+
+
+def rows_in_all(batches: list[pa.RecordBatch]) -> Counter[Any]:
+    """The rows of all of these."""
+    return Counter(row for batch in batches for row in canonical_rows(batch))
+
+
+def spark_cases(name: str, count: int) -> Iterator[WindowCase]:
+    """So many cases for an algorithm that Spark could have."""
+    seed = 0
+    while count:
+        case = make_window_case(seed, WINDOW_ALGORITHMS[name])
+        assert isinstance(case.spec, WindowJoinSpec)
+        if not case.spec.counted and is_sparks(case.spec):
+            count -= 1
+            yield case
+        seed += 1
+
+
+def micro_batches(case: WindowCase, rng: np.random.Generator, most: int = 6) -> list[list[pa.RecordBatch]]:
+    """A case's rows, cut into batches."""
+    count = int(rng.integers(1, most + 1))
+    cuts = [
+        [0, *sorted(rng.integers(0, rows.num_rows + 1, count - 1)), rows.num_rows] for rows in (case.left, case.right)
+    ]
+    return [
+        [case.table(side).slice(cuts[side][i], cuts[side][i + 1] - cuts[side][i]) for side in (0, 1)]
+        for i in range(count)
+    ]
+
+
+class Killed(BaseException):
+    """What a SIGKILL looks like to a test: nothing is cleaned up."""
+
+
+@contextmanager
+def killed_after(writes: int) -> Iterator[None]:
+    """What is done here is killed at a write to the disk, after so many, and leaves what it has written."""
+    left = writes
+
+    def count_down(real: Any) -> Any:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return act
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))
+        for module in (state_directory, marks, routing_files):
+            patch.setattr(module, "publish", count_down(module.publish))
+        patch.setattr(versioned_store.VersionedStore, "abandon", lambda self: None)
+        yield

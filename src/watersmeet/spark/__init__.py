@@ -13,7 +13,7 @@ right ─┘                                   │ state of batch N-1 in, state 
     joined = wms.join(orders, shipments, on="order_id", memory="512 MiB", state="state/orders")
     joined.writeStream.format("parquet").option("checkpointLocation", "checkpoints/orders").start("out/orders")
 
-`window_join` keeps only what rows to come may meet.
+`window_join` keeps only what rows to come may meet, and `parallel_join` moves its work between tasks while it runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from watersmeet.spark.lookup_plan import lookup_join as lookup_join
     from watersmeet.spark.metrics import figures as figures
     from watersmeet.spark.multi_plan import multijoin as multijoin
+    from watersmeet.spark.parallel_plan import parallel_join as parallel_join
     from watersmeet.spark.signs import with_events as with_events
     from watersmeet.spark.source import register as register
     from watersmeet.spark.watch import Watch as Watch
@@ -38,12 +39,23 @@ _HOMES = {
     "join": "watersmeet.spark.join_plan",
     "lookup_join": "watersmeet.spark.lookup_plan",
     "multijoin": "watersmeet.spark.multi_plan",
+    "parallel_join": "watersmeet.spark.parallel_plan",
     "register": "watersmeet.spark.source",
     "window_join": "watersmeet.spark.window_plan",
     "with_events": "watersmeet.spark.signs",
 }
 
-__all__ = ["Watch", "figures", "join", "lookup_join", "multijoin", "register", "window_join", "with_events"]
+__all__ = [
+    "Watch",
+    "figures",
+    "join",
+    "lookup_join",
+    "multijoin",
+    "parallel_join",
+    "register",
+    "window_join",
+    "with_events",
+]
 
 
 def __getattr__(name: str) -> object:

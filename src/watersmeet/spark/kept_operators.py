@@ -33,11 +33,12 @@ class Keepable(JoinOperator, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An operator, its store, and the attempt whose manifest describes it."""
+    """An operator, its store, the attempt whose manifest describes it, and the memory that it was given."""
 
     operator: Keepable
     store: VersionedStore
     attempt: str
+    memory: int
 
 
 class Factory(Protocol):
@@ -63,6 +64,10 @@ class KeptOperators:
         """Bytes that all of them hold."""
         return sum(kept.operator.budget.used for kept in self._kept.values())
 
+    def held_beside(self, place: str) -> int:
+        """Bytes that all but one group's hold."""
+        return sum(kept.operator.budget.used for other, kept in self._kept.items() if other != place)
+
     def open(
         self, group: GroupState, factory: Factory, memory: int, room: int, before: dict[str, Any] | None
     ) -> tuple[Keepable, VersionedStore]:
@@ -72,6 +77,9 @@ class KeptOperators:
         """
         kept = self.take(group.place, before["attempt"] if before else None)
         self.make_room(room)
+        if kept is not None and kept.memory != memory:
+            kept.operator.close()
+            kept = None
         if kept is not None:
             kept.store.go_on(group)
             return kept.operator, kept.store

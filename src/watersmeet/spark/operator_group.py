@@ -198,7 +198,7 @@ class OperatorGroup:
         manifest = self._publish(snapshot, store, results, counts, sorted(finished | ended), digest)
         ours = manifest["attempt"] == self._group.attempt
         if ours and snapshot is not None:
-            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt))
+            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt, self._shares.operator))
         else:
             operator.close()
         if not ours:

@@ -7,8 +7,8 @@ Columns of different inputs that have the same type take turns in one slot:
                                            1  │ right id    │ null          │ right day
 
 The tag says whose row it is and to which group of keys it belongs: the group times the number of kinds of rows, plus
-the kind. There is a kind for each input and, where groups without rows of their own are to be woken, one for rows that
-do nothing else.
+the kind. There is a kind for each input (for each role that its rows can have, if there are several) and, where groups
+without rows of their own are to be woken, one for rows that do nothing else.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class RowLayout:
     count: int
     wakes: bool = False
     """Whether there are rows that only wake their group."""
+    roles: int = 1
+    """What rows of one input can be, in different groups."""
 
     @classmethod
-    def of(cls, *inputs: Sequence[T], wakes: bool = False) -> RowLayout:
+    def of(cls, *inputs: Sequence[T], wakes: bool = False, roles: int = 1) -> RowLayout:
         """A layout for inputs with columns of these types."""
         types: list[T] = []
         places = []
@@ -58,12 +60,12 @@ class RowLayout:
                     free.remove(shared)
                 taken.append(shared)
             places.append(tuple(taken))
-        return cls(tuple(places), len(types), wakes)
+        return cls(tuple(places), len(types), wakes, roles)
 
     @property
     def kinds(self) -> int:
         """How many kinds of rows there are."""
-        return len(self.slots) + self.wakes
+        return len(self.slots) * self.roles + self.wakes
 
     def column_in(self, number: int, slot: int) -> int | None:
         """Which column of an input is carried in a slot; None if none is."""
@@ -85,10 +87,11 @@ class RowLayout:
         pieces = []
         for number in np.flatnonzero(counts[: len(self.slots)]).tolist():
             own = batch if counts[number] == len(kinds) else batch.filter(pa.array(kinds == number))
-            pieces.append((number, self._rows(own, number, schemas)))
+            pieces.append((number, self.rows_of(own, number, schemas)))
         return found, pieces
 
-    def _rows(self, batch: pa.RecordBatch, number: int, schemas: Sequence[pa.Schema]) -> pa.RecordBatch:
+    def rows_of(self, batch: pa.RecordBatch, number: int, schemas: Sequence[pa.Schema]) -> pa.RecordBatch:
+        """A batch as it comes from the shuffle, all of one input, as rows of that input."""
         arrays = [batch.column(slot + 1) for slot in self.slots[number]]
         columns = [
             array if array.type == field.type else array.cast(field.type)

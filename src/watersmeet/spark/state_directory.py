@@ -6,6 +6,7 @@ state/
   runs/000001                       the second start of the query, and the batch it began with
   batches/000000000012              batch 12 has begun; says in which run of the query
   marks/                            of a window join: the times that its inputs have reached (see `spark.marks`)
+  routing/                          of a parallel join: which slot has which group (see `spark.routing_files`)
   group-0003/
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
     left-12-77a1c2d3-5f0c-0         a segment, written once
@@ -54,6 +55,8 @@ class Owner:
     fingerprint: str
     groups: int
     query: str
+    word: str = "partitions"
+    """What the user calls the number of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class StateDirectory:
     def __init__(self, path: Place, owner: Owner, batch: Batch, retain: int, cache_bytes: int = CACHE_BYTES) -> None:
         self.path = path
         self.batch = batch
+        self.groups = owner.groups
         self._retain = max(2, retain)
         self._cache_bytes = cache_bytes
         self._batches = path / "batches"
@@ -137,7 +141,7 @@ class StateDirectory:
         if found["groups"] != owner.groups:
             raise SnapshotError(
                 f"the state in {self.path} has {found['groups']} groups, not {owner.groups}; "
-                f"join with partitions={found['groups']}"
+                f"join with {owner.word}={found['groups']}"
             )
 
     def _begin(self) -> None:

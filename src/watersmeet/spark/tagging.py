@@ -61,16 +61,9 @@ class Tagging:
 
     def _tagged(self, frame: DataFrame, number: int, carry_sign: bool) -> DataFrame:
         """One input's rows in the common layout, those that can meet nothing left out."""
-        fields = self.schemas[number].fields
-        names = [f"c{i}" for i in range(len(fields))]
-        plain = frame.toDF(*names, *([_SIGN] if self.signs else []))  # by position: names may repeat
         sign = fn.col(_SIGN) if self.signs else fn.lit(0).cast("tinyint")
-        if self.signs:
-            plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
-        for key in (*self.keys[number], *(self.needed[number] if self.needed else ())):
-            known = fn.col(f"c{key}").isNotNull()
-            plain = plain.where(known | (sign != 0) if self.signs else known)
-        slots = [self._slot(number, slot).alias(f"slot{slot}") for slot in range(self.layout.count)]
+        plain = self._known(frame, number, sign)
+        slots = self._slots(number)
         carried = [sign.alias(_SIGN)] if carry_sign else []
         by_id = places_by_id()
         own = self._group(number) if by_id else self._key_hash(number)
@@ -84,6 +77,21 @@ class Tagging:
         tag = (group * self.layout.kinds + fn.col(_KIND)).cast("int").alias(TAG)
         return placed.select(tag, *kept, *([] if by_id else [place.alias(_KEY_HASH)]))
 
+    def _known(self, frame: DataFrame, number: int, sign: Column) -> DataFrame:
+        """One input's rows that can meet others, their columns named by their places."""
+        names = [f"c{i}" for i in range(len(self.schemas[number].fields))]
+        plain = frame.toDF(*names, *([_SIGN] if self.signs else []))  # by position: names may repeat
+        if self.signs:
+            plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
+        for key in (*self.keys[number], *(self.needed[number] if self.needed else ())):
+            known = fn.col(f"c{key}").isNotNull()
+            plain = plain.where(known | (sign != 0) if self.signs else known)
+        return plain
+
+    def _slots(self, number: int) -> list[Column]:
+        """An input's columns in the common layout."""
+        return [self._slot(number, slot).alias(f"slot{slot}") for slot in range(self.layout.count)]
+
     def _placed(
         self,
         plain: DataFrame,
@@ -96,10 +104,7 @@ class Tagging:
         """Rows with the place they go to, and their kind: a sign goes to every place, some rows wake all of them."""
         kind = fn.lit(number)
         if self.layout.wakes:
-            # Spark draws the same numbers in every batch, so that a short one might never wake anybody: they are mixed
-            # with the rows' values. Which rows wake the groups need not be the same when a task is repeated.
-            salt = fn.xxhash64(fn.rand(number), *(fn.col(f"c{column}") for column in self.needed[number]))
-            plain = plain.withColumn(_WAKE, fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * self.groups)) == 0)
+            plain = plain.withColumn(_WAKE, self._wakes(number, self.groups))
             itself = fn.struct(own.alias(_PLACE), kind.alias(_KIND))
             waking = fn.lit(len(self.schemas)).alias(_KIND)
             woken = [fn.struct(place.alias(_PLACE), waking) for place in everywhere]
@@ -110,6 +115,13 @@ class Tagging:
         elif self.signs and self.groups > 1:
             own = fn.explode(fn.when(sign == 0, fn.array(own)).otherwise(fn.array(*everywhere)))
         return plain.select(own.alias(_PLACE), kind.alias(_KIND), *columns)
+
+    def _wakes(self, number: int, woken: int) -> Column:
+        """Whether a row wakes others, so many at once."""
+        # Spark draws the same numbers in every batch, so that a short one might never wake anybody: they are mixed with
+        # the rows' values. Which rows wake others need not be the same when a task is repeated.
+        salt = fn.xxhash64(fn.rand(number), *(fn.col(f"c{column}") for column in self.needed[number]))
+        return fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * woken)) == 0
 
     def _is_copied(self, number: int) -> bool:
         return self.groups > 1 and not self.keys[number]

@@ -13,7 +13,8 @@ its rows and on the state before it alone: an attempt that comes second finds th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -47,17 +48,24 @@ class WindowGroup:
     """A group's window join, at one batch."""
 
     def __init__(
-        self, factory: WindowFactory, memory: int, group: GroupState, kept: KeptOperators, newest: Sequence[int]
+        self, factory: WindowFactory, shares: Shares, group: GroupState, kept: KeptOperators, newest: Sequence[int]
     ) -> None:
         """`newest` are the times that the inputs had reached before the batch, in all groups."""
         self.counts = WindowCounts()
         self._factory = factory
-        self._shares = Shares.of(memory)
         self._group = group
         self._kept = kept
         self._newest = newest
         self._timing = Timing(factory.spec)
         self._before = group.latest()
+        self._shares = _enough(shares, self._before)
+        self._after: tuple[dict[str, Any], VersionedStore] | None = None
+        """What is to be published."""
+
+    @property
+    def place(self) -> str:
+        """The group's directory."""
+        return self._group.place
 
     @property
     def has_expired(self) -> bool:
@@ -70,8 +78,27 @@ class WindowGroup:
             for side, last in enumerate(held)
         )
 
+    def visited(self, arrivals: TimedArrivals) -> Iterator[pa.RecordBatch]:
+        """What rows of one input find among those of the batches before, without being kept."""
+        if self._before is None or self._before["snapshot"] is None:
+            return
+        self._kept.make_room(self._shares.kept)
+        store = VersionedStore(self._group, self._before["files"])
+        operator = self._factory.restore(Snapshot.from_json(self._before["snapshot"]), self._shares.operator, store)
+        try:
+            operator.advance(self._newest)
+            for batch in hand_over(operator, self._judged(arrivals)):
+                self.counts.results += batch.num_rows
+                yield batch
+            self.counts.peak = max(self.counts.peak, operator.budget.peak + arrivals.peak)
+        except SegmentError as error:
+            raise store.named(error) from error
+        finally:
+            operator.close()
+            store.abandon()
+
     def results(self, arrivals: TimedArrivals) -> Iterator[pa.RecordBatch]:
-        """Take the batch's rows, and hand out what they lead to; when all is handed out, the state is published."""
+        """Take the batch's rows, and hand out what they lead to; then the state is to be published."""
         operator, store = self._open()
         try:
             operator.advance(self._newest)
@@ -81,7 +108,7 @@ class WindowGroup:
             spilled = store.bytes_written
             snapshot = operator.snapshot() if operator.window_rows else None
             self.counts.late = list(arrivals.late)
-            self.counts.peak = operator.budget.peak + arrivals.peak
+            self.counts.peak = max(self.counts.peak, operator.budget.peak + arrivals.peak)
             self.counts.spilled = spilled
             self.counts.written = store.bytes_written
             self.counts.state_rows = operator.window_rows
@@ -92,11 +119,21 @@ class WindowGroup:
             if isinstance(error, SegmentError):
                 raise store.named(error) from error
             raise
-        # From here on the files may be the state's, whatever else fails; if they are not, they are swept in time.
-        if self._publish(snapshot, store, self._held(operator, arrivals)) and snapshot is not None:
-            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt))
-        else:
+        self._after = {**described(snapshot, store), "held": self._held(operator, arrivals)}, store
+        if snapshot is None:
             operator.close()
+        else:  # whoever goes on from this attempt's state may take it; if it is never published, nobody does
+            memory = self._shares.operator
+            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt, memory))
+
+    def publish(self) -> None:
+        """Make this the state after the batch, unless another attempt was first."""
+        if self._after is None:
+            return
+        # From here on the files may be the state's, whatever else fails; if they are not, they are swept in time.
+        content, store = self._after
+        if self._group.publish_once(content)["attempt"] != self._group.attempt:
+            store.abandon()
 
     def _open(self) -> tuple[WindowJoin, VersionedStore]:
         """The group's operator as of the batch before."""
@@ -124,13 +161,14 @@ class WindowGroup:
             held.append(newest if alive else None)
         return held
 
-    def _publish(self, snapshot: Snapshot | None, store: VersionedStore, held: list[int | None]) -> bool:
-        """Make this the state after the batch, unless another attempt was first; whether it is."""
-        content = {**described(snapshot, store), "held": held}
-        if self._group.publish_once(content)["attempt"] == self._group.attempt:
-            return True
-        store.abandon()
-        return False
+
+def _enough(shares: Shares, before: dict[str, Any] | None) -> Shares:
+    """As much for the operator as it had before, from what others have kept; it cannot go on with less."""
+    needed = before["snapshot"]["state"]["memory"] if before and before["snapshot"] else 0
+    more = max(0, needed - shares.operator)
+    if more > shares.kept:  # too little, as will be said
+        return shares
+    return replace(shares, operator=shares.operator + more, kept=shares.kept - more)
 
 
 def hand_over(operator: WindowJoin, events: Iterator[Event]) -> Iterator[pa.RecordBatch]:

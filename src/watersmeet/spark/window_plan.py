@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import types as st
 
 from watersmeet.core.errors import SpecError
-from watersmeet.core.spec import On, parse_on
-from watersmeet.core.windows import Span, WindowJoinSpec, parse_windows
+from watersmeet.core.spec import Condition, On, parse_on
+from watersmeet.core.windows import Span, WindowJoinSpec, WindowSpec, parse_windows
 from watersmeet.memory import parse_memory
 from watersmeet.spark.arrow_types import arrow_schema
 from watersmeet.spark.metrics import figure_names, observed
@@ -90,38 +92,89 @@ def window_join(
         pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     """
-    streaming = is_streaming(left, right)
-    left, right = (
-        signs_last(frame, keep=False) if has_signs(frame, name) else frame
-        for frame, name in zip((left, right), NAMES, strict=True)
-    )
-    schemas = plain_schemas(left, right)
-    arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
     windows = parse_windows(window, time, slide, lateness, late)
-    spec = WindowJoinSpec(arrow[0], arrow[1], parse_on(on), suffixes=suffixes, names=NAMES, window=windows)
-    budget = parse_memory(memory)
-    factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm)
-    Shares.check(budget, factory.least_memory())
-    directory = state_path(state, streaming)
-    groups = group_count(left, partitions, spec)
-    told = windows.time
-    assert told is not None, "windows of rows were refused"
-    times = [[schema.names.index(name)] for schema, name in zip(arrow, told, strict=True)]
-    tagging = Tagging(schemas, key_columns(spec, schemas), groups, needed=tuple(times), wakes=streaming)
-    results = output_schema(spec, schemas)
-    delayed = _delay_columns(spec, told) if delays else None
+    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state)
+    groups = group_count(plan.frames[0], partitions, plan.spec)
+    delayed = plan.delay_columns() if delays else None
+    tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=plan.state is not None)
     task = WindowTask(
-        factory, tagging.layout, budget, groups, directory, retained_batches(left), delayed, parse_memory(cache)
+        plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache)
     )
-    rows = tagging.shuffled(left, right, carry_sign=False)
+    rows = tagging.shuffled(*plan.frames, carry_sign=False)
     run = portable(task, left.sparkSession)
-    if directory is None:
-        return rows.mapInArrow(run, results)
-    measured = rows.mapInArrow(run, with_measures(results))
-    return observed(measured, Path(directory).name, budget, figure_names(late=True), SIDES if delayed else ())
+    if plan.state is None:
+        return rows.mapInArrow(run, plan.results)
+    measured = rows.mapInArrow(run, with_measures(plan.results))
+    return observed(measured, Path(plan.state).name, plan.memory, figure_names(late=True), SIDES if delayed else ())
 
 
-def _delay_columns(spec: WindowJoinSpec, time: tuple[str, str]) -> tuple[str, str] | None:
-    if not all(pa.types.is_timestamp(type_) for type_ in spec.time_types):
-        raise SpecError(f"delays are told by timestamps, and the times are {spec.time_types[0]}; leave delays= out")
-    return time_columns(spec, time)
+@dataclass(frozen=True)
+class PlannedWindowJoin:
+    """A window join of two DataFrames, checked: what any way to run it on Spark needs to know."""
+
+    frames: tuple[DataFrame, DataFrame]
+    schemas: tuple[st.StructType, ...]
+    factory: WindowFactory
+    memory: int
+    state: str | None
+    """Where state is kept; None for batch DataFrames, which keep none."""
+    retain: int
+
+    @classmethod
+    def of(
+        cls,
+        left: DataFrame,
+        right: DataFrame,
+        on: tuple[Condition, ...],
+        windows: WindowSpec,
+        suffixes: tuple[str, str],
+        algorithm: str,
+        memory: str | int,
+        state: str | os.PathLike[str] | None,
+    ) -> PlannedWindowJoin:
+        """Check what was asked for."""
+        streaming = is_streaming(left, right)
+        left, right = (
+            signs_last(frame, keep=False) if has_signs(frame, name) else frame
+            for frame, name in zip((left, right), NAMES, strict=True)
+        )
+        schemas = plain_schemas(left, right)
+        arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
+        spec = WindowJoinSpec(arrow[0], arrow[1], on, suffixes=suffixes, names=NAMES, window=windows)
+        budget = parse_memory(memory)
+        factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm)
+        Shares.check(budget, factory.least_memory())
+        return cls((left, right), schemas, factory, budget, state_path(state, streaming), retained_batches(left))
+
+    @property
+    def spec(self) -> WindowJoinSpec:
+        """What is joined."""
+        return self.factory.spec
+
+    @property
+    def keys(self) -> tuple[list[int], list[int]]:
+        """The key columns of each side, by position."""
+        return key_columns(self.spec, self.schemas)
+
+    @property
+    def times(self) -> tuple[list[int], ...]:
+        """The column of each side that tells the time."""
+        return tuple([schema.names.index(name)] for schema, name in zip(self.schemas, self._time, strict=True))
+
+    @property
+    def results(self) -> st.StructType:
+        """The schema of what comes out."""
+        return output_schema(self.spec, self.schemas)
+
+    @property
+    def _time(self) -> tuple[str, str]:
+        found = self.spec.window.time
+        assert found is not None, "windows of rows were refused"
+        return found
+
+    def delay_columns(self) -> tuple[str, str] | None:
+        """The columns of the results from which delays are counted; an error if they are not timestamps."""
+        types = self.spec.time_types
+        if not all(pa.types.is_timestamp(type_) for type_ in types):
+            raise SpecError(f"delays are told by timestamps, and the times are {types[0]}; leave delays= out")
+        return time_columns(self.spec, self._time)

@@ -68,7 +68,7 @@ class WindowTask:
             newest = marks.before()
             # Elsewhere, two attempts at once may both publish, and this one may not be the last.
             kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
-            group = WindowGroup(self.factory, self.memory, directory.group(number), kept, newest)
+            group = WindowGroup(self.factory, Shares.of(self.memory), directory.group(number), kept, newest)
             if not any(arrivals.rows) and not group.has_expired:
                 return
             if any(own > known for own, known in zip(arrivals.newest, newest, strict=True)):
@@ -76,6 +76,7 @@ class WindowTask:
             for results in with_figures(group.results(arrivals)):
                 delays.count(results, time.time())
                 yield results
+            group.publish()
         yield figures_row(self.factory.output, self._figures(arrivals.rows, group.counts, began, delays).as_list())
 
     def _arrivals(self) -> TimedArrivals:

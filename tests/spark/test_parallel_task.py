@@ -1,0 +1,334 @@
+"""The master and the slots of a parallel join, batch by batch: whatever moves, splits, dies or is lost, the results are
+those of the oracle. No Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+
+from spark.whims import Whims
+from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batches, rows_in_all, spark_cases
+from watersmeet.core.errors import SnapshotError
+from watersmeet.core.spec import parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.spark import kept_operators, master_task, slot_task
+from watersmeet.spark.durable_files import read_json
+from watersmeet.spark.kept_operators import KeptOperators
+from watersmeet.spark.master_task import MasterTask
+from watersmeet.spark.metrics import COLUMN
+from watersmeet.spark.routing import KINDS, Routing
+from watersmeet.spark.row_layout import RowLayout
+from watersmeet.spark.slot_task import FIGURES, SlotTask
+from watersmeet.spark.state_directory import Batch
+from watersmeet.spark.window_factory import WindowFactory
+from watersmeet.state.window_rows import WindowCodec, WindowPlan
+
+GROUPS = 7
+SLOTS = (1, 3)
+
+
+@pytest.fixture(autouse=True)
+def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk takes most of the time, and nothing here depends on it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@dataclass
+class Parallel:
+    """The tasks of a batch, as Spark would run them: the master, then all slots."""
+
+    path: Path
+    spec: WindowJoinSpec
+    memory: int
+    algorithm: str = "ah_ewj"
+    run: str = "run-1"
+    epoch: float = 0.0
+    slots: tuple[int, int] = SLOTS
+    hides_routing: bool = False
+    """Whether the slots do not find the routing of their batch."""
+    figures: list[dict[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        codec = WindowCodec(self.spec)
+        self._codec = codec
+        self._plans = [WindowPlan(self.spec, side, codec) for side in (0, 1)]
+        types = ([field.type for field in self.spec.input(side)] for side in (0, 1))
+        self._layout = RowLayout.of(*types, wakes=True, roles=3)
+        assert self._layout.kinds == KINDS
+        self._factory = WindowFactory(self.spec, self.algorithm)
+
+    def batch(self, number: int, tables: list[pa.RecordBatch], only: int | None = None) -> list[pa.RecordBatch]:
+        """What all slots give in a batch, or one of them."""
+        found = []
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (master_task, slot_task):
+                patch.setattr(module, "current_batch", lambda: (Batch(number, self.run), "query"))
+            task = SlotTask(self._factory, self._layout, self.memory, GROUPS, str(self.path), retain=4)
+            master = MasterTask(
+                self.spec, self._factory.fingerprint, GROUPS, self.slots, self.epoch, str(self.path), retain=4
+            )
+            [answer] = list(master(iter([pa.record_batch({"id": [0]})])))
+            routing = answer.column(0)[0].as_py()
+            if self.hides_routing:
+                patch.setattr(slot_task.RoutingFiles, "current", lambda files: None)
+            for slot in range(self.slots[1]) if only is None else [only]:
+                for out in task(self._delivered(slot, tables, routing)):
+                    told = out.column(COLUMN)
+                    for each in told.to_pylist():
+                        if each is not None:
+                            self.figures.append(dict(zip(FIGURES, each, strict=False)))
+                    found.append(out.drop_columns([COLUMN]).filter(told.is_null()))
+        return [batch for batch in found if batch.num_rows]
+
+    def keys(self, side: int, rows: pa.RecordBatch) -> list[int | None]:
+        """The hash of each row's key, as Spark would have one; None for rows that meet nothing."""
+        hashes, valid = self._codec.hash(side, self._plans[side].key_arrays(rows))
+        assert self.spec.window.time is not None
+        known = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
+        known = known if valid is None else known & valid
+        words = hashes.view(np.uint64).astype(np.uint32).view(np.int32).tolist()
+        return [word if fine else None for word, fine in zip(words, known.tolist(), strict=True)]
+
+    def _delivered(self, slot: int, tables: list[pa.RecordBatch], routing: Any) -> Iterator[pa.RecordBatch]:
+        hot = dict(routing["hot"])
+        for side, table in enumerate(tables):
+            rows, tags, hashes = [], [], []
+            for row, key in enumerate(self.keys(side, table)):
+                if key is None:
+                    continue
+                places = [{"place": key % GROUPS, "kind": side}]
+                if key in hot:
+                    choices = hot[key][side]
+                    places = choices[row % len(choices)]
+                if row % 5 == 0:
+                    places = places + routing["wakes"]
+                for place in places:
+                    if routing["slots"][place["place"]] == slot:
+                        rows.append(row)
+                        tags.append(place["place"] * KINDS + place["kind"])
+                        hashes.append(key)
+            own = table.take(pa.array(rows, pa.int64()))
+            arrays = [pa.array(tags, pa.int32())]
+            for number in range(self._layout.count):
+                column = self._layout.column_in(side, number)
+                arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows, self._type(number)))
+            arrays.append(pa.array(hashes, pa.int32()))
+            whole = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
+            for start in range(0, whole.num_rows, 60):
+                yield whole.slice(start, 60)
+
+    def _type(self, slot: int) -> pa.DataType:
+        side = next(side for side in (0, 1) if self._layout.column_in(side, slot) is not None)
+        column = self._layout.column_in(side, slot)
+        assert column is not None
+        return self.spec.input(side).field(column).type
+
+
+@pytest.mark.parametrize("name", ["ah_ewj", "symmetric_window"])
+def test_whatever_moves_splits_or_dies_every_pair_comes_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled = late = splits = visits = found_rows = again = 0
+    for case in spark_cases(name, max(9, settings().max_examples // 8)):
+        assert isinstance(case.spec, WindowJoinSpec)
+        rng = np.random.default_rng([case.seed, 78])
+        parallel = Parallel(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, name)
+        known = [key for side in (0, 1) for key in parallel.keys(side, case.table(side)) if key is not None]
+        whims = Whims(rng, sorted(set(known)) or [0])
+        monkeypatch.setattr(master_task, "reorganized", whims)
+        monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+        found: list[pa.RecordBatch] = []
+        batches = micro_batches(case, rng, most=8)
+        for number, tables in enumerate(batches):
+            parallel.epoch = 1000.0 if rng.random() < 0.3 else 0.0
+            parallel.hides_routing = rng.random() < 0.2
+            if rng.random() < 0.3:  # another worker, which has kept nothing
+                monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+            if rng.random() < 0.3:
+                with killed_after(int(rng.integers(0, 12))):
+                    try:
+                        parallel.batch(number, tables)
+                    except Killed:
+                        monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+            results = parallel.batch(number, tables)
+            while rng.random() < 0.3:  # repeated, by this run or by the next one
+                again += 1
+                if rng.random() < 0.5:
+                    parallel.run = f"run-{number}-{again}"
+                    assert rows_in_all(parallel.batch(number, tables)) == rows_in_all(results), case
+                else:
+                    slot = int(rng.integers(SLOTS[1]))
+                    own, once_more = (parallel.batch(number, tables, slot) for _ in range(2))
+                    assert rows_in_all(own) == rows_in_all(once_more), case
+            _lose(parallel.path, rng)
+            found += results
+        assert rows_in_all(found) == expected_pairs(case.spec, batches), case
+        spilled += sum(figures["spilled"] for figures in parallel.figures)
+        late += sum(figures["left_late"] + figures["right_late"] for figures in parallel.figures)
+        splits, visits = splits + whims.splits, visits + whims.visits
+        found_rows += sum(batch.num_rows for batch in found)
+    assert again
+    assert splits > 15
+    assert visits > 15
+    assert found_rows > 300
+    assert late
+    assert name == "symmetric_window" or spilled
+
+
+def _lose(path: Path, rng: np.random.Generator) -> None:
+    """What the slots have told may be lost, or damaged, and routings that are not the last one, too."""
+    files = sorted((path / "routing").iterdir())
+    last = max(int(file.name.split("-")[1]) for file in files if file.name.startswith("routing"))
+    for file in files:
+        if f"routing-{last}-" not in file.name and rng.random() < 0.3:
+            if file.name.startswith("load") and rng.random() < 0.5:
+                file.write_text("{")
+            else:
+                file.unlink()
+
+
+SCHEMA = pa.schema({"id": pa.int64(), "t": pa.int64(), "v": pa.int64()})
+SPEC = WindowJoinSpec(SCHEMA, SCHEMA, parse_on("id"), window=parse_windows(10, "t", lateness=3))
+
+
+def _table(ids: list[int], times: list[int]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(ids), pa.array(times), pa.array(range(len(ids)))], schema=SCHEMA)
+
+
+def _steady(rng: np.random.Generator, number: int, hot: float = 0.0, rows: int = 150) -> list[pa.RecordBatch]:
+    """A batch of rows whose times go on; a share of them has key 5."""
+    tables = []
+    for _ in (0, 1):
+        ids = rng.integers(100, 160, rows)
+        ids[rng.random(rows) < hot] = 5
+        tables.append(_table(ids.tolist(), (number * 5 + rng.integers(0, 5, rows)).tolist()))
+    return tables
+
+
+def _key(parallel: Parallel, value: int) -> int:
+    [key] = parallel.keys(0, _table([value], [0]))
+    assert key is not None
+    return key
+
+
+def _routing(parallel: Parallel) -> Routing:
+    """The last one."""
+    files = (parallel.path / "routing").glob("routing-*")
+    last = max(files, key=lambda file: int(file.name.split("-")[1]))
+    return Routing.from_json(read_json(last))
+
+
+class Clock:
+    """The master's: it goes on by so much whenever it is looked at, which is once in a batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+        self.step, self._now = step, 1_000.0
+        monkeypatch.setattr(master_task.time, "time", self)
+
+    def __call__(self) -> float:
+        self._now += self.step
+        return self._now
+
+
+def test_a_hot_key_is_split_and_put_together_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20, slots=(2, 2))
+    rng = np.random.default_rng(3)
+    batches = [_steady(rng, number, hot=0.6 if number < 6 else 0.0) for number in range(16)]
+    found = []
+    split, visited = [], []
+    # So short that both slots are busy all the time.
+    Clock(monkeypatch, 1e-4)
+    for number, tables in enumerate(batches):
+        parallel.figures.clear()
+        found += parallel.batch(number, tables)
+        assert sum(each["left_rows"] for each in parallel.figures) == 150
+        assert sum(each["right_rows"] for each in parallel.figures) == 150
+        routing = _routing(parallel)
+        split.append([key.home.ways for key in routing.hot if key.key == _key(parallel, 5)])
+        visited.append(sum(len(key.homes) > 1 for key in routing.hot))
+        assert sum(each["hot_keys"] for each in parallel.figures) == len(
+            [key for key in routing.hot if key.home.ways > 1]
+        )
+    assert rows_in_all(found) == expected_pairs(SPEC, batches)
+    assert [2] in split[1:4], split
+    assert split[-1] != [2], split
+    assert any(visited)
+    assert visited[-1] == 0
+    last = _routing(parallel)
+    assert last.owner[:GROUPS] and set(last.owner[GROUPS:]) <= {-1}
+
+
+def test_slots_come_with_work_and_go_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20)
+    rng = np.random.default_rng(4)
+    batches = [_steady(rng, number) for number in range(14)]
+    found, active = [], []
+    clock = Clock(monkeypatch, 1000.0)  # the slots have almost nothing to do
+    for number, tables in enumerate(batches):
+        if number == 5:
+            clock.step = 1e-4  # and now they are busy all the time
+        found += parallel.batch(number, tables)
+        active.append(len(_routing(parallel).active))
+    assert active[:4] == [3, 2, 1, 1]
+    assert active[-1] == 3
+    assert rows_in_all(found) == expected_pairs(SPEC, batches)
+    assert sum(each["moved"] for each in parallel.figures) > GROUPS
+    names = sorted(path.name for path in (tmp_path / "state" / "routing").iterdir())
+    assert len(names) <= 4 + 1 + 2 * SLOTS[1], names
+
+
+def test_slots_may_change_with_a_restart_and_groups_may_not(tmp_path: Path) -> None:
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20)
+    rng = np.random.default_rng(5)
+    batches = [_steady(rng, number) for number in range(4)]
+    found = parallel.batch(0, batches[0])
+    for number, slots in ((1, (1, 1)), (2, (5, 6)), (3, (1, 3))):
+        parallel.run, parallel.slots = f"run {slots}", slots
+        found += parallel.batch(number, batches[number])
+        assert slots[0] <= len(_routing(parallel).active) <= slots[1]
+    assert rows_in_all(found) == expected_pairs(SPEC, batches)
+    path = tmp_path / "state" / "state.json"
+    with pytest.raises(SnapshotError, match=r"has 7 groups, not 8; join with groups=7"):
+        slot_task.StateDirectory(
+            path.parent,
+            slot_task.Owner(parallel._factory.fingerprint, 8, "query", "groups"),
+            Batch(4, "run"),
+            4,
+        )
+
+
+def test_the_home_of_a_hot_key_that_is_lost_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20)
+    rng = np.random.default_rng(6)
+    parallel.batch(0, _steady(rng, 0, hot=0.5))
+    monkeypatch.setattr(master_task, "reorganized", Whims(rng, [_key(parallel, 5)]))
+    parallel.batch(1, _steady(rng, 1, hot=0.5))
+    [file] = (tmp_path / "state" / "routing").glob("routing-1-*")
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(SnapshotError, match=r"is that of a hot key, and the file in .* that says of which is missing"):
+        parallel.batch(2, _steady(rng, 2))
+    file.write_bytes(content)
+    parallel.batch(2, _steady(rng, 2))
+    file.unlink()  # told again since
+    parallel.batch(3, _steady(rng, 3))
+
+
+def test_quiet_groups_let_their_rows_go(tmp_path: Path) -> None:
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20, epoch=3600.0)
+    rng = np.random.default_rng(7)
+    parallel.batch(0, _steady(rng, 0))
+    for number in range(1, 24):
+        times = list(range(number * 5, number * 5 + 5))
+        parallel.batch(number, [_table([5] * 5, times)] * 2)
+    held = [max(path.glob("manifest-*")) for path in (tmp_path / "state").glob("group-*")]
+    assert sum('"snapshot":null' in path.read_text() for path in held) == GROUPS - 1
+    assert all(each["memory"] <= 4 << 20 for each in parallel.figures)
