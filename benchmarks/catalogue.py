@@ -20,8 +20,11 @@ from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_equi import spark_drain, spark_equi
+from benchmarks.spark_lookup import spark_lookup
+from benchmarks.spark_many import spark_4way
 from benchmarks.spark_skew import spark_skew
 from benchmarks.spark_trigger import spark_restart, spark_trigger
+from benchmarks.spark_window import spark_window
 from benchmarks.start import start
 from benchmarks.window import window
 from watersmeet.core.errors import SpecError
@@ -45,6 +48,9 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-trigger": spark_trigger,
     "spark-restart": spark_restart,
     "spark-batch": spark_batch,
+    "spark-window": spark_window,
+    "spark-4way": spark_4way,
+    "spark-lookup": spark_lookup,
     "spark-skew": spark_skew,
 }
 

@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.spark_inputs import SCHEMA, SIDES
+from benchmarks.spark_verbs import MEMORY, PARTITIONS, VERBS
 
-MEMORY = "512 MiB"
-PARTITIONS = 2
 _RESULTS = "id long, at timestamp, number long, at_right timestamp, number_right long"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -33,7 +32,7 @@ def session(contestant: str) -> Any:
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
     }
-    if contestant == "rocksdb":
+    if contestant.endswith("rocksdb"):
         # What a batch changed is uploaded, and not the whole state each time.
         options["spark.sql.streaming.stateStore.providerClass"] = _ROCKSDB
         options["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
@@ -44,14 +43,16 @@ def session(contestant: str) -> Any:
 
 
 def streams(spark: Any, contestant: str, place: Path, files: int) -> Any:
-    """The joined stream of the files in PLACE/left and PLACE/right, so many of each side in a batch."""
+    """The joined stream of the files in PLACE/left, PLACE/right and so on, so many of each in a batch."""
     from watersmeet.spark import join
+
+    kind, _, who = contestant.partition(" ")
+    if kind in VERBS:
+        return VERBS[kind](spark, who, place, files)
 
     left, right = (
         spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).parquet(str(place / side)) for side in SIDES
     )
-    if contestant.startswith("skew"):
-        return _skewed(left, right, contestant, place)
     if contestant == "ours":
         return join(left, right, on="id", memory=MEMORY, state=place / "state")
     return _drained(left, right) if contestant == "drain" else _own(left, right)
@@ -71,17 +72,6 @@ def _own(left: Any, right: Any) -> Any:
     """Spark's join; the hint makes a batch join a shuffled hash join."""
     renamed = right.withColumnsRenamed({"at": "at_right", "number": "number_right"})
     return left.join(renamed.hint("shuffle_hash"), "id")
-
-
-def _skewed(left: Any, right: Any, contestant: str, place: Path) -> Any:
-    """Rows whose times are close, in two tasks: with work that moves between them, and without."""
-    from benchmarks.spark_skew import WINDOW_MS
-    from watersmeet.spark import parallel_join, window_join
-
-    given: dict[str, Any] = {"time": "at", "window": f"{WINDOW_MS} ms", "memory": MEMORY, "state": place / "state"}
-    if contestant == "skew static":
-        return window_join(left, right, on="id", partitions=PARTITIONS, **given)
-    return parallel_join(left, right, on="id", slots=(PARTITIONS, PARTITIONS), reorganize="2 s", **given)
 
 
 def _drained(left: Any, right: Any) -> Any:

@@ -50,7 +50,7 @@ def write_files(place: Path, keys: Keys, rows: Sequence[int], first: int = 0) ->
             table = pa.table({"id": keys.draw(side, count), "at": at, "number": np.arange(count)})
             path = place / name / f"{number:06d}.parquet"
             pq.write_table(table, path)
-            os.utime(path, (number, number))
+            in_turn(path, number)
     return keys.pairs - before
 
 
@@ -64,7 +64,7 @@ def write_by_time(place: Path, ids: Sequence[Int64], seconds: int, files: int) -
             times = pa.array(at[part]).cast(pa.timestamp("us", "UTC"))
             path = place / name / f"{number:06d}.parquet"
             pq.write_table(pa.table({"id": own[part], "at": times, "number": np.arange(len(part))}), path)
-            os.utime(path, (number, number))
+            in_turn(path, number)
     return at
 
 
@@ -77,9 +77,14 @@ def pairs_within(ids: Sequence[Int64], at: Int64, reach: int) -> int:
     return int((np.searchsorted(right, left + reach, "right") - np.searchsorted(right, left - reach, "left")).sum())
 
 
+def in_turn(path: Path, number: int) -> None:
+    """Let a stream take a file by its number: it takes the oldest first."""
+    os.utime(path, (number, number))
+
+
 def add_files(place: Path, more: Path) -> None:
     """Let the files of `more` appear in `place`, too."""
-    for name in SIDES:
-        (place / name).mkdir(parents=True, exist_ok=True)
-        for path in (more / name).iterdir():
-            os.link(path, place / name / path.name)
+    for directory in more.iterdir():
+        (place / directory.name).mkdir(parents=True, exist_ok=True)
+        for path in directory.iterdir():
+            os.link(path, place / directory.name / path.name)

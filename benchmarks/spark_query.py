@@ -50,6 +50,8 @@ class Account:
     """The most bytes that the JVM and its Python workers had together."""
     cpu: float
     """Seconds of processor time that they took."""
+    state: int = 0
+    """Of a stream: the most bytes of state that there were after a batch."""
 
     def rate(self, skipped: int) -> float:
         """Rows a second, the first batches left out."""
@@ -111,7 +113,7 @@ def _cpu_seconds() -> float:
     return total
 
 
-def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int]:
+def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int, int]:
     from pyspark.sql import functions as fn
 
     place = Path(step.place)
@@ -124,10 +126,20 @@ def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[
         [each.batchDuration / 1e3 for each in batches],
         [each.numInputRows for each in batches],
         sum(each.observedMetrics["all"]["results"] for each in batches),
+        max(map(_state_bytes, batches)),
     )
 
 
-def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int]:
+def _state_bytes(progress: Any) -> int:
+    """Bytes of state after a batch: of our joins, and of Spark's own, of whose versions only the newest counts."""
+    from watersmeet.spark import figures
+
+    ours = sum(each.get("state_bytes") or 0 for each in figures(progress).values())
+    theirs = [each.customMetrics.get("stateOnCurrentVersionSizeBytes", 0) for each in progress.stateOperators]
+    return int(ours + sum(theirs))
+
+
+def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int, int]:
     from pyspark.sql import Observation
     from pyspark.sql import functions as fn
 
@@ -135,7 +147,7 @@ def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], 
     frame = frames(spark, contestant, Path(step.place)).observe(observation, fn.count(fn.lit(1)).alias("results"))
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
-    return [time.perf_counter() - began], [0], observation.get["results"]
+    return [time.perf_counter() - began], [0], observation.get["results"], 0
 
 
 def main(contestant: str, steps: Sequence[Step]) -> list[Account]:
@@ -146,8 +158,8 @@ def main(contestant: str, steps: Sequence[Step]) -> list[Account]:
         add_files(Path(step.place), Path(step.inputs))
         watch = Watch()
         watch.start()
-        seconds, rows, results = (_stream if step.files else _in_one_pass)(spark, contestant, step)
-        accounts.append(Account(seconds, rows, results, *watch.stop()))
+        seconds, rows, results, state = (_stream if step.files else _in_one_pass)(spark, contestant, step)
+        accounts.append(Account(seconds, rows, results, *watch.stop(), state))
     spark.stop()
     return accounts
 

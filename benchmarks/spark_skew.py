@@ -13,13 +13,12 @@ from benchmarks.figures import Figure, Target, exactness
 from benchmarks.rounds import Settings, middle, take_turns
 from benchmarks.spark_inputs import pairs_within, write_by_time
 from benchmarks.spark_query import Account, Step, measure
+from benchmarks.spark_verbs import SKEWED_MS
 
 ROWS = 1_000_000
 FILES = 20
 SECONDS = 1_000
 """From the first row to the last."""
-WINDOW_MS = 200
-"""A row of the hot key meets those of the other side that are so much older or younger: about 120 at the usual size."""
 HOT = 0.3
 WARM_UP = 6
 """Batches that are left out: in them, Java compiles, and the key is found and split."""
@@ -32,7 +31,7 @@ def spark_skew(settings: Settings) -> Iterator[Figure]:
         place = Path(directory)
         ids = _keys(settings.rows(ROWS))
         at = write_by_time(place / "all", ids, SECONDS, FILES)
-        expected = pairs_within(ids, at, WINDOW_MS * 1_000)
+        expected = pairs_within(ids, at, SKEWED_MS * 1_000)
         contestants = {name: partial(_measure, name, place) for name in ("skew parallel", "skew static")}
         runs = take_turns(contestants, min(MOST_REPEATS, settings.repeat))
     rates = {name: middle(each, lambda run: run.rate(skipped=WARM_UP)) for name, each in runs.items()}

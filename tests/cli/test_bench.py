@@ -35,6 +35,9 @@ PROMISED = [
     "spark-trigger",
     "spark-restart",
     "spark-batch",
+    "spark-window",
+    "spark-4way",
+    "spark-lookup",
     "spark-skew",
 ]
 
