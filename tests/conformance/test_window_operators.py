@@ -15,6 +15,9 @@ import pytest
 
 from watersmeet.checks import check_snapshot, run_case
 from watersmeet.checks.windows import KINDS, WindowCase, WindowSummary, conform_windows, make_window_case
+from watersmeet.core.spec import Output
+from watersmeet.joins.ah_ewj import AHEWJ, Shares
+from watersmeet.joins.ewj import EWJ, Thresholds
 from watersmeet.joins.reference import reference_pairs
 from watersmeet.joins.rpwj import RPWJ, Stages
 from watersmeet.planner import WINDOW_ALGORITHMS
@@ -66,6 +69,27 @@ def test_runs_that_become_one_all_the_time(chunk: int) -> None:
 def test_runs_become_one_rather_than_fill_memory(seed: int) -> None:
     """Long rows in the least memory: pages and runs of one or two rows each."""
     assert dict(conform_windows(RPWJ, cases=1, seed=seed).events)["runs joined"] == 1
+
+
+@pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
+@pytest.mark.parametrize(
+    ("operator_class", "options"),
+    [(AHEWJ, {"shares": Shares(books=0.0)}), (EWJ, {"thresholds": Thresholds(books=0.0)})],
+    ids=["ah_ewj", "ewj"],
+)
+def test_segments_that_become_one_all_the_time(operator_class: type[Any], options: dict[str, Any], chunk: int) -> None:
+    """Segments become one when there are too many to remember; here any are."""
+    summary = conform_windows(operator_class, cases=CASES, seed=30_000 + chunk * CASES, **options)
+    assert dict(summary.events)["segments joined"] > CASES / 4, summary
+
+
+@pytest.mark.parametrize("operator_class", [AHEWJ, EWJ], ids=name)
+def test_segments_become_one_rather_than_fill_memory(operator_class: type[Any]) -> None:
+    """Long rows in the least memory: pages and segments of one or two rows each."""
+    case = make_window_case(1867, operator_class)
+    spec = replace(case.spec, output=Output.ROWS)
+    least = operator_class.least_memory(spec)
+    run_case(operator_class, replace(case, spec=spec, restores=(), memory=least, least=least))
 
 
 def test_cases_of_all_kinds() -> None:

@@ -108,6 +108,26 @@ def test_a_window_too_large_for_memory_says_so() -> None:
         work_off(join)
 
 
+@pytest.mark.parametrize("name", ["ah_ewj", "ewj"])
+def test_long_rows_in_the_least_memory_are_all_remembered(name: str) -> None:
+    """A page holds two of them: what is on disk is many small segments, unless they become one."""
+    schema = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.string()})
+    spec = WindowJoinSpec(schema, schema, parse_on("k"), output=Output.ROWS, window=parse_windows(10**6, "t"))
+    join = WINDOW_ALGORITHMS[name](spec, WINDOW_ALGORITHMS[name].least_memory(spec), MemoryStore())
+    count, results = 400, 0
+    for side in (0, 1):
+        for start in range(0, count, 100):
+            times = range(start, start + 100)
+            columns = [[time % 50 for time in times], list(times), ["long" * 200 for _ in times]]
+            join.receive(Arrive(side, pa.record_batch([pa.array(each) for each in columns], schema=schema)))
+            results += work_off(join).results
+    for side in (0, 1):
+        join.receive(End(side))
+    results += work_off(join).results
+    assert results == count * count // 50
+    assert join.events["segments joined"] > 0
+
+
 def test_auto() -> None:
     assert choose_window(spec_of(wm.rows(100)), 1 << 20)[0].name == "symmetric_window"
     assert choose_window(spec_of(wm.rows(10**7)), 1 << 20)[0].name == "ah_ewj"

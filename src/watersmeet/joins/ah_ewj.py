@@ -31,6 +31,8 @@ class Shares:
     """By so much a block or an input must surpass another one to take its place (rho)."""
     train: int = 4
     """Over how many dumps the order of blocks may be mixed."""
+    books: float = 0.25
+    """When the entries of segments take so much of the memory, and so much of it can be saved, segments become one."""
 
 
 class AHEWJ(SpillingWindowJoin):
@@ -67,6 +69,7 @@ class AHEWJ(SpillingWindowJoin):
       would then be treated alike. It is also what lets a scan be set aside when rows arrive.
     - There is no invalidation segment: the times of each block on disk are known, so expiry reads nothing, and whole
       segments are removed. Its memory belongs to the recent rows.
+    - What is on disk must be remembered in memory. Where that takes too much of it, segments become one.
     - A partition's next victim is judged by its oldest block, not by the sum of all.
     - An epoch is counted in rows. A silent input gives its time to a scan at once; the thesis waits 15 s between two.
 
@@ -108,7 +111,7 @@ class AHEWJ(SpillingWindowJoin):
         grain: Grain | None = None,
     ) -> None:
         self.shares = shares or Shares()
-        super().__init__(spec, memory, store, grain, frequent=self.shares.frequent)
+        super().__init__(spec, memory, store, grain, frequent=self.shares.frequent, books=self.shares.books)
         self.recent = int((memory - self.sizing.buffers) * (1 - self.shares.frequent))
         epoch = max(1, self.recent // max(table.row_bytes for table in self.tables))
         self.frequency = ArrivalFrequency(epoch, self.shares.decay)

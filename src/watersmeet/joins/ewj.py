@@ -12,7 +12,7 @@ from watersmeet.joins.window_spilling import SpillingWindowJoin
 from watersmeet.policies.window import tail_blocks
 from watersmeet.spill.store import Store
 from watersmeet.state.sizing import Grain
-from watersmeet.state.window_disk import FOREVER
+from watersmeet.state.window_pieces import FOREVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Thresholds:
     """Of results, when the frequent segment is brought up to date (alpha)."""
     access: float = 40.0
     """What finding a place on disk takes, in block transfers: it decides how large the tail is."""
+    books: float = 0.25
+    """When the entries of segments take so much of the memory, and so much of it can be saved, segments become one."""
 
 
 class EWJ(SpillingWindowJoin):
@@ -89,7 +91,7 @@ class EWJ(SpillingWindowJoin):
         grain: Grain | None = None,
     ) -> None:
         self.thresholds = thresholds or Thresholds()
-        super().__init__(spec, memory, store, grain, frequent=self.thresholds.frequent)
+        super().__init__(spec, memory, store, grain, frequent=self.thresholds.frequent, books=self.thresholds.books)
         self.recent = int((memory - self.sizing.buffers) * (1 - self.thresholds.frequent)) // 2
         """The memory of a window, without its frequent segment."""
         self.tails = (Frequent(self, 0, 1), Frequent(self, 1, 1))

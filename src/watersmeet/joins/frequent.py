@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.state.pages import Page
-from watersmeet.state.window_disk import Piece
+from watersmeet.state.window_pieces import Piece
 from watersmeet.state.window_table import WindowTable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Frequent:
         if not encounters.try_come(number, join.clock + 1):
             return False
         join.clock += 1
-        rows = table.append(hashes, parts, columns, ticks, grow_index=False)
+        rows = table.append(hashes, parts, columns, ticks)
         table.close_block(part)
         block = int(rows[0]) >> table.shift
         table.disk[block], table.results[block] = number, results
@@ -103,6 +103,7 @@ class Frequent:
         join.encounters[1 - self._side].go(int(self.table.disk[block]), join.clock)
         self.table.drop(int(self.table.part_of[block]), block)
         self.table.trim(join.budget.total)
+        self.table.shrink_index()
         self._count -= 1
         self._least = None
         join.events["blocks no longer frequent"] += 1

@@ -24,14 +24,13 @@ from watersmeet.state.pages import Page
 from watersmeet.state.run_meetings import Meetings
 from watersmeet.state.side import Layout
 from watersmeet.state.sizing import Grain
-from watersmeet.state.window_disk import Piece
+from watersmeet.state.window_disk import JOINED_BYTES
+from watersmeet.state.window_pieces import Piece
 from watersmeet.state.window_table import WindowTable
 
 Int64 = NDArray[np.int64]
 
 _INDEX_BYTES = 32
-_JOINED_BYTES = 64
-"""Of a row of runs that become one: hashes and times, before and after."""
 
 
 class RunSpillingJoin(SuspendingWindowJoin):
@@ -131,7 +130,7 @@ class RunSpillingJoin(SuspendingWindowJoin):
         rows to come it makes no difference when in the past a run left.
         """
         disk = self.disks[side]
-        most = self._room / _JOINED_BYTES
+        most = self._room / JOINED_BYTES
         together: list[Piece] = []
         self._spare.shrink(self._spare.held)
         for run in [*self.runs[side][part], None]:

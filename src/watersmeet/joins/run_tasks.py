@@ -19,7 +19,7 @@ from watersmeet.state.lookup import Lookup
 from watersmeet.state.pages import Page
 from watersmeet.state.run_meetings import Meetings
 from watersmeet.state.scanned_rows import ScannedRows
-from watersmeet.state.window_disk import FOREVER, Piece
+from watersmeet.state.window_pieces import FOREVER, Piece
 from watersmeet.state.window_table import WindowTable
 
 if TYPE_CHECKING:

@@ -60,6 +60,10 @@ class DumpingWindowJoin(SuspendingWindowJoin):
         """Let all copies of blocks on disk go; False if there are none."""
         return False
 
+    def join_segments(self) -> bool:
+        """Let entries of what is on disk become fewer; False if they cannot."""
+        return False
+
     @property
     def all_tables(self) -> list[WindowTable]:
         """Everything that holds rows."""
@@ -86,11 +90,15 @@ class DumpingWindowJoin(SuspendingWindowJoin):
         return True
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
-        if self.expire() or self._evict_some() or (self._dump() and self._evict_some()):
+        some = self.expire() or self._evict_some()
+        if not some and self._dump():
+            self._evict_some()
+            some = True
+        if some:
             while not self._keep_spare() and (self._evict() or self.drop_copies()):
                 pass
             return True
-        return self.drop_copies()
+        return self.drop_copies() or self.join_segments()
 
     def _keep_spare(self) -> bool:
         """Have memory for the entry of the next dump."""
@@ -130,6 +138,15 @@ class DumpingWindowJoin(SuspendingWindowJoin):
         self.evict(*victim)
         return True
 
+    def make_free(self, size: int) -> int:
+        """Let blocks that are on disk leave memory until so many bytes are free; returns how many are, at most that."""
+        while self.budget.free < size:
+            for table in self.all_tables:
+                table.trim(size)
+            if self.budget.free < size and not self._evict():
+                break
+        return min(size, self.budget.free)
+
     def evict(self, side: int, part: int) -> None:
         """Let a partition's oldest block, which is on disk, leave memory."""
         self.drop_oldest(side, part)
@@ -168,8 +185,9 @@ class DumpingWindowJoin(SuspendingWindowJoin):
         while not self.disks[side].try_dump(table, blocks):
             if len(blocks) == 1:
                 freed = [each.trim(self.budget.total) for each in self.all_tables]
-                if not any(freed) and not self.drop_copies():
+                if not any(freed) and not self.drop_copies() and not self.join_segments():
                     raise BudgetError("what was spilled is too much to be remembered; allow more memory")
+                self._spare.shrink(self._spare.held)
             blocks = blocks[: max(1, len(blocks) // 2)]
         for part, block in blocks:
             self.dumped[side][part] = max(self.dumped[side][part], int(table.last_tick[block]))

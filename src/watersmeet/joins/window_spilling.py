@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.frequent import Frequent, load_block
 from watersmeet.joins.tasks import Arrival, Task
+from watersmeet.joins.window_books import Books
 from watersmeet.joins.window_dumping import DumpingWindowJoin
 from watersmeet.joins.window_scan import Scan
 from watersmeet.spill.store import Store
@@ -35,7 +36,7 @@ from watersmeet.state.ranges import ChainedLookup
 from watersmeet.state.rows import BatchRows, TableRows
 from watersmeet.state.scanned_rows import ScannedRows
 from watersmeet.state.sizing import Grain
-from watersmeet.state.window_disk import FOREVER, Piece
+from watersmeet.state.window_pieces import FOREVER, Piece
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
@@ -50,7 +51,14 @@ class SpillingWindowJoin(DumpingWindowJoin):
     """The frame of a window join that spills."""
 
     def __init__(
-        self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None, *, frequent: float
+        self,
+        spec: WindowJoinSpec,
+        memory: int,
+        store: Store,
+        grain: Grain | None = None,
+        *,
+        frequent: float,
+        books: float,
     ) -> None:
         if grain is None and memory >= _LARGER_PAGES_FROM:
             # Results are gathered from all over the disk, page by page. Partitions cost a half-filled block each, and
@@ -62,7 +70,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
         self.last_kept = [0, 0]
         self.fresh_rows = [0, 0]
         rest = self.budget.total - self.sizing.buffers
-        capacity = [int(rest * frequent / 2 / table.block_bytes) for table in self.tables]
+        capacity = [int(rest * frequent / 2 / table.indexed_block_bytes) for table in self.tables]
         self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
         self.copies: list[tuple[Frequent, Frequent]] = [self.frequent]
         """All copies of blocks on disk, by what they are for."""
@@ -70,6 +78,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
         self._expired_at: tuple[int, ...] = ()
         """What expiry depends on, when it was last looked at."""
         self._aside: list[Scan | None] = [None, None]
+        self.books = Books(self, books)
         self.pause = 0.0
         """Seconds between two scans in silences, at least."""
         self._last_reactive: float | None = None
@@ -185,6 +194,23 @@ class SpillingWindowJoin(DumpingWindowJoin):
         """Let all copies of blocks go; False if there are none."""
         return any([each.drop_all() for copies in self.copies for each in copies])  # noqa: C419 (of both sides)
 
+    def _dump(self) -> bool:
+        dumped = super()._dump()
+        if dumped:
+            self.books.look()
+        return dumped
+
+    def join_segments(self) -> bool:
+        """Let segments become fewer; False if they cannot."""
+        self._spare.shrink(self._spare.held)
+        fewer = self.books.shorten()
+        self._keep_spare()
+        return fewer
+
+    def is_aside(self, side: int) -> bool:
+        """Whether a scan for the rows of a side was set aside."""
+        return self._aside[side] is not None
+
     @property
     def all_tables(self) -> list[WindowTable]:
         """Rows that arrived, and copies of blocks on disk."""
@@ -210,6 +236,13 @@ class SpillingWindowJoin(DumpingWindowJoin):
         table = self.tables[side]
         return int(table.least_floor[table.live(since)].min(initial=FOREVER))
 
+    def still_met(self, side: int) -> int:
+        """Rows on disk of a side that are older than this meet nothing any more."""
+        bound = self.expired_before(side)
+        if not self.needs_probe(1 - side):
+            return bound
+        return min(bound, self.least_floor(1 - side, self.probed[1 - side]))
+
     def expire(self) -> bool:
         """Let go of blocks whose rows have all expired, in memory and on disk."""
         now = (self.expired_before(0), self.expired_before(1), *self.probed, *(disk.absent for disk in self.disks))
@@ -225,9 +258,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
                 some |= copies[side].drop_expired(bound)
             if not disk.pieces or min(piece.newest for piece in disk.pieces) >= bound:
                 continue
-            if self.needs_probe(1 - side):
-                bound = min(bound, self.least_floor(1 - side, self.probed[1 - side]))
-            names = disk.expire(bound, at_hand)
+            names = disk.expire(self.still_met(side), at_hand)
             self.saver.discard(names)
             self.events["expired segments"] += len(names)
             some |= bool(names)
@@ -325,6 +356,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
             "probed": list(self.probed),
             "dumped": self.dumped.tolist(),
             "last_kept": list(self.last_kept),
+            "most_books": self.books.most,
             "aside": [None if scan is None else scan.to_state() for scan in self._aside],
         }
 
@@ -332,6 +364,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
         self._spare.shrink(self._spare.held)
         self.probed, self.last_kept = list(state["probed"]), list(state["last_kept"])
         self.dumped = np.array(state["dumped"], np.int64)
+        self.books.most = state["most_books"]
         for side, disk in enumerate(self.disks):
             disk.load(state["disks"][side])
             self.encounters[side].load(state["encounters"][side])

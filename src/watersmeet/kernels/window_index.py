@@ -74,13 +74,24 @@ def link_rows(
 
 
 @kernel
-def relink_span(part: int, first: int, count: int, birth: int, entries: Int64, heads: Int64, buckets: int) -> None:
-    """Put a block's rows into other heads, in their order."""
+def relink_blocks(
+    part: int,
+    blocks: Int64,
+    sizes: Int64,
+    shift: int,
+    births: Int64,
+    entries: Int64,
+    heads: Int64,
+    buckets: int,
+) -> None:
+    """Put the rows of blocks into other heads, in their order."""
     mask = buckets - 1
-    for row in range(first, first + count):
-        bucket = part * buckets + (entries[WORDS * row] & mask)
-        entries[WORDS * row + 1] = heads[bucket]
-        heads[bucket] = (birth << 32) | row
+    for i in range(blocks.shape[0]):
+        birth, first = births[blocks[i]], blocks[i] << shift
+        for row in range(first, first + sizes[i]):
+            bucket = part * buckets + (entries[WORDS * row] & mask)
+            entries[WORDS * row + 1] = heads[bucket]
+            heads[bucket] = (birth << 32) | row
 
 
 @kernel

@@ -79,6 +79,11 @@ class Pool:
         """Slots that are reserved and free."""
         return len(self._warm)
 
+    @property
+    def ever_used(self) -> int:
+        """No slot from this number on was handed out since all were free."""
+        return self._bump
+
     def reserve(self, count: int) -> bool:
         """Make sure that `count` slots can be taken; False, and nothing changed, if the budget has no room."""
         missing = count - len(self._warm)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.memory import Reservation
-from watersmeet.state.window_disk import FOREVER
+from watersmeet.state.window_pieces import FOREVER
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

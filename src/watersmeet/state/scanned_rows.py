@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from watersmeet.kernels.gather import take, take_paged, take_wide
 from watersmeet.state.rows import fixed_width, value_widths
-from watersmeet.state.window_disk import ELSEWHERE, Piece, WindowDisk
+from watersmeet.state.window_disk import ELSEWHERE, WindowDisk
+from watersmeet.state.window_pieces import Piece
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
+_FIRST = np.zeros(1, np.int64)
 _WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -75,6 +77,12 @@ class ScannedRows:
         blocks: list[tuple[Piece, Int64]] = []
         place = 0
         for piece in disk.pieces if pieces is None else pieces:
+            if len(piece.left) == 1:  # a run: there may be very many of them
+                if piece.left[0] < until and piece.newest >= floor:
+                    blocks.append((piece, _FIRST))
+                    self.stretches.append(Stretch(piece, 0, piece.rows, place))
+                    place += piece.rows
+                continue
             worth = (piece.left < until) & (piece.latest >= floor)
             if not worth.any():
                 continue

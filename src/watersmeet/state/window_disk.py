@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.spill.store import Store
 from watersmeet.state.pages import Page, count_pages, page_schema, write_batches, write_rows
 from watersmeet.state.rows import fixed_width
+from watersmeet.state.window_pieces import FOREVER, Piece, Span, joined_blocks
 from watersmeet.state.window_table import WindowTable
 
 Int32 = NDArray[np.int32]
@@ -33,13 +33,14 @@ Int64 = NDArray[np.int64]
 
 Bytes = NDArray[np.uint8]
 
-FOREVER = np.iinfo(np.int64).max
 ELSEWHERE = -1
 _FIELDS = 6
 _BLOCK_BYTES = 8 * _FIELDS + 40
 _PAGE_BYTES = 12 + 32
 _PIECE_BYTES = 96 + 128
 """Of each entry, and what a scan remembers of it."""
+JOINED_BYTES = 64
+"""Of a row of segments that become one: hashes and times, before and after."""
 _PLACES_FROM = 16 * 1024
 _PAGES_RESIDENT = 8
 _MOST_OPEN = 1024
@@ -53,78 +54,6 @@ def _start_of(array: pa.Array, width: int, mapped: Bytes) -> int:
         return ELSEWHERE
     start = int(values.address - mapped.ctypes.data) + array.offset * width
     return start if 0 <= start <= len(mapped) - len(array) * width else ELSEWHERE
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """One segment."""
-
-    number: int
-    """The number of its first block, of which its name is made."""
-    ends: tuple[int, ...]
-    """Rows up to the end of each page."""
-    blocks: Int64
-    """For each block its partition, first row, first and last time, when it left memory, and its results."""
-    claimed: int
-    """Memory that is held for it."""
-    newest: int = 0
-    """The last time of all."""
-    segment: Segment | None = None
-    starts: Int64 | None = None
-    """Where the values of each column (but hash and tick) lie on each page, as bytes from the segment's beginning;
-    ELSEWHERE if that alone does not tell them."""
-
-    def __post_init__(self) -> None:
-        self.newest = int(self.latest.max())
-
-    @property
-    def parts(self) -> Int64:
-        """Each block's partition."""
-        parts: Int64 = self.blocks[0]
-        return parts
-
-    @property
-    def firsts(self) -> Int64:
-        """Each block's first row."""
-        firsts: Int64 = self.blocks[1]
-        return firsts
-
-    @property
-    def earliest(self) -> Int64:
-        """Each block's first time."""
-        earliest: Int64 = self.blocks[2]
-        return earliest
-
-    @property
-    def latest(self) -> Int64:
-        """Each block's last time."""
-        latest: Int64 = self.blocks[3]
-        return latest
-
-    @property
-    def left(self) -> Int64:
-        """When each block left memory; FOREVER: it is there still."""
-        left: Int64 = self.blocks[4]
-        return left
-
-    @property
-    def results(self) -> Int64:
-        """Of how many results each block's rows were part lately."""
-        results: Int64 = self.blocks[5]
-        return results
-
-    @property
-    def rows(self) -> int:
-        """All its rows."""
-        return self.ends[-1]
-
-    def stop(self, block: int) -> int:
-        """The row behind a block's last one."""
-        return int(self.firsts[block + 1]) if block + 1 < len(self.firsts) else self.rows
-
-    def blocks_of(self, rows: Int64) -> Int64:
-        """In which of its blocks rows lie."""
-        return np.searchsorted(self.firsts, rows, side="right") - 1
 
 
 class WindowDisk:
@@ -209,27 +138,28 @@ class WindowDisk:
         self.next_block += blocks.shape[1]
         return True
 
-    def try_join(self, runs: Sequence[Piece], before: int) -> Piece | None:
-        """Write runs of a partition, which hold one block each, as one, without rows of times before this.
+    def try_join(self, pieces: Sequence[Piece], before: int, block_rows: int = FOREVER) -> Piece | None:
+        """Write segments whose blocks have all left memory, the oldest first, as one: each partition's rows together,
+        in blocks of so many rows, without those of times before this.
 
         They are forgotten then, and their segments can go. None, and nothing is written, if there is no memory to
         remember the new one, or no row is left.
         """
-        most = self.entry_bytes(1, sum(len(run.ends) for run in runs))
+        spans = Span.by_partition(pieces)
+        index = {piece.number: self.index(piece) for piece in pieces}
+        hashes, times = (np.concatenate([index[span.piece.number][at][span.rows] for span in spans]) for at in (0, 1))
+        live = times >= before
+        if not live.any():
+            return None
+        firsts, blocks = joined_blocks(spans, times, live, block_rows)
+        most = self.entry_bytes(len(firsts), sum(span.pages for span in spans))
         if not self._claim.try_grow(most):
             return None
         number = self.next_block
-        beside = [self.index(run) for run in runs]
-        hashes, times = (np.concatenate([each[at] for each in beside]) for at in (0, 1))
-        live = times >= before
-        fields = [[int(runs[0].parts[0])], [0], [0], [0], [max(int(run.left[0]) for run in runs)], [0]]
         try:
-            if not live.any():
-                self._claim.shrink(most)
-                return None
             writer = SegmentWriter(self._store, self.name(number), self.schema)
             try:
-                ends = write_batches(writer, self._batches(runs, live), self._page_bytes)
+                ends = write_batches(writer, self._batches(spans, live), self._page_bytes)
                 writer.add_array("hashes", hashes[live])
                 writer.add_array("times", times[live])
                 writer.seal().close()
@@ -239,36 +169,44 @@ class WindowDisk:
         except BaseException:
             self._claim.shrink(most)
             raise
-        fields[2], fields[3] = [int(times[live].min())], [int(times[live].max())]
         self._meter.pages_written += len(ends)
         self._meter.seeks += 1
-        claimed = self.entry_bytes(1, len(ends))
+        claimed = self.entry_bytes(len(firsts), len(ends))
         self._claim.shrink(most - claimed)
-        joined = Piece(number, ends, np.array(fields, np.int64), claimed)
+        joined = Piece(number, ends, blocks, claimed, age=pieces[0].age)
         self.pieces.append(joined)
-        self.next_block += 1
-        self.absent += 1
-        for run in runs:
-            self.forget(run)
+        self.next_block += len(firsts)
+        self.absent += len(firsts)
+        for piece in pieces:
+            self.forget(piece)
         return joined
 
-    def _batches(self, runs: Sequence[Piece], live: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-        """The pages of runs, one after the other, without the rows that are not to live on."""
+    def _batches(self, spans: Sequence[Span], live: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        """The rows of blocks, page by page, without those that are not to live on."""
         first = 0
-        for run in runs:
-            self.count_read(run, 0, run.rows)
-            for page in range(len(run.ends)):
-                batch = self.read(run, page)
-                kept = live[first : first + batch.num_rows]
-                first += batch.num_rows
+        for span in spans:
+            self.count_read(span.piece, span.start, span.stop)
+            row = span.start
+            while row < span.stop:
+                page = bisect_right(span.piece.ends, row)
+                before = span.piece.ends[page - 1] if page else 0
+                stop = min(span.stop, span.piece.ends[page])
+                kept = live[first : first + stop - row]
                 if kept.any():
+                    batch = self.read(span.piece, page).slice(row - before, stop - row)
                     yield batch if kept.all() else batch.take(pa.array(np.flatnonzero(kept)))
-            self.release(run)
+                first += stop - row
+                row = stop
+            self.release(span.piece)
 
     @property
     def held(self) -> int:
         """Memory for the entries of all segments."""
         return self._claim.held
+
+    def by_age(self) -> list[Piece]:
+        """All segments, in the order in which their rows came to the disk."""
+        return sorted(self.pieces, key=lambda piece: piece.age)
 
     def find(self, block: int) -> tuple[Piece, int]:
         """The segment of a block, and its place there."""
@@ -376,16 +314,16 @@ class WindowDisk:
         """For a snapshot."""
         return {
             "next": self.next_block,
-            "pieces": [[piece.number, list(piece.ends), piece.blocks.tolist()] for piece in self.pieces],
+            "pieces": [[piece.number, list(piece.ends), piece.blocks.tolist(), piece.age] for piece in self.pieces],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a snapshot's segments."""
         self.next_block = state["next"]
-        for number, ends, blocks in state["pieces"]:
+        for number, ends, blocks, age in state["pieces"]:
             claimed = self.entry_bytes(len(blocks[0]), len(ends))
             self._claim.grow(claimed)
-            piece = Piece(number, tuple(ends), np.array(blocks, np.int64), claimed)
+            piece = Piece(number, tuple(ends), np.array(blocks, np.int64), claimed, age)
             self.pieces.append(piece)
             self.absent += int((piece.left < FOREVER).sum())
 
@@ -395,3 +333,8 @@ class WindowDisk:
         assert numbers == sorted(set(numbers))
         assert self.absent == sum(int((piece.left < FOREVER).sum()) for piece in self.pieces)
         assert self._claim.held >= sum(piece.claimed for piece in self.pieces)
+        by_age = self.by_age()
+        if by_age:
+            parts, left = np.concatenate([piece.blocks[[0, 4]] for piece in by_age], axis=1)
+            order = np.argsort(parts, kind="stable")
+            assert (np.diff(left[order])[np.diff(parts[order]) == 0] >= 0).all(), "a partition's old blocks left first"

@@ -115,6 +115,11 @@ class WindowTable:
         self._places = np.zeros(window_index.GROUP, np.int64)
 
     @property
+    def indexed_block_bytes(self) -> int:
+        """Of a block, and of as much of the index as its rows are best found by."""
+        return self.block_bytes + 2 * _HEAD_BYTES * self.layout.block_rows
+
+    @property
     def blocks_held(self) -> int:
         """How many blocks there is memory for, used or not."""
         return self._blocks.in_use + self._blocks.warm
@@ -219,11 +224,10 @@ class WindowTable:
         self._index_claim.shrink(before)
 
     def _relink(self, part: int) -> None:
-        for block in self.queues[part]:
-            first, birth = block << self.shift, int(self._births[block])
-            window_index.relink_span(
-                part, first, self.filled(part, block), birth, self._entries.array, self._heads, self._buckets
-            )
+        blocks = np.array(self.queues[part], np.int64)
+        window_index.relink_blocks(
+            part, blocks, self.sizes(blocks), self.shift, self._births, self._entries.array, self._heads, self._buckets
+        )
 
     # --- rows out ---
 
@@ -302,7 +306,11 @@ class WindowTable:
 
     def live(self, since: int = -1) -> Int64:
         """The blocks with rows that arrived after a tick."""
-        blocks: Int64 = np.flatnonzero((self._births > 0) & (self.last_tick > since))
+        used = self._blocks.ever_used
+        living = self._births[:used] > 0
+        if since >= 0:
+            living &= self.last_tick[:used] > since
+        blocks: Int64 = np.flatnonzero(living)
         return blocks
 
     def by_age(self, blocks: Int64) -> Int64:
