@@ -27,6 +27,9 @@ _UNITS = {
     "tib": 1024**4,
 }
 
+_RECORDS = ("catalogue of", "history of")
+"""What reservations are called that tell what was spilled, and what has met."""
+
 
 def parse_memory(text: str | int) -> int:
     """Bytes from a number or from words.
@@ -102,6 +105,29 @@ class Budget:
         assert self.used == sum(claim.held for claim in self._reservations), self.breakdown()
         assert 0 <= self.used <= self.total, f"{self.used} of {self.total} bytes: {self.breakdown()}"
         assert self.used <= self.peak <= self.total
+
+
+def no_room_for(what: str, size: int, budget: Budget) -> BudgetError:
+    """Why something does not fit even when everything that can be spilled is on disk.
+
+    >>> budget = Budget(1000)
+    >>> budget.reservation("catalogue of spilled runs").grow(990)
+    >>> print(no_room_for("a row of orders", 33, budget))
+    to remember what was spilled takes 990 B of 1000 B of memory, and a row of orders needs 33 B; allow more memory
+    >>> print(no_room_for("a row of orders", 5000, Budget(1000)))
+    a row of orders takes 4.9 KiB, for which 1000 B of memory are too little; allow more memory
+    """
+    held = budget.breakdown()
+    records = sum(size for name, size in held.items() if name.startswith(_RECORDS))
+    if size < records:
+        return BudgetError(
+            f"to remember what was spilled takes {format_bytes(records)} of {format_bytes(budget.total)} of memory, "
+            f"and {what} needs {format_bytes(size)}; allow more memory"
+        )
+    return BudgetError(
+        f"{what} takes {format_bytes(size)}, for which {format_bytes(budget.total)} of memory are too little; allow "
+        f"more memory"
+    )
 
 
 class JointBudget(Budget):

@@ -144,7 +144,7 @@ def test_a_flush_measures_selectivity_factors_and_looks_up_by_them() -> None:
     # Each of 10 rows met 20 of the first input, and of these 200 the 20 with one value met a row of the third.
     assert run.join.order.factors == [200 / (20 * 10), 20 / (10 * 10)]
     assert [step.input for step in run.join.order.of(1)] == [2, 0]
-    assert run.join.order._found.sum() == 0
+    assert not any(map(any, run.join.order._found))
 
 
 # --- the loop over blocks ---

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Output
 from watersmeet.joins.mjoin import MJoin
+from watersmeet.planner import MULTIWAY
 from watersmeet.policies.many_flush import coordinated, largest, many_flush, scattered
 from watersmeet.spill.store import MemoryStore
 
@@ -132,6 +135,44 @@ def test_the_worked_example_of_overflow_visits_and_clean_up() -> None:
         example.join.receive(End(number))
     assert example.run(Status.DONE) == [(0, 0, 2)]  # once: the combination with the other d came before
     assert example.join.cost.pages_written == 2
+
+
+# --- the paper's formulas of section 2.5 ---
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 4])
+def test_what_an_arrival_finds_after_an_overflow_follows_the_papers_formulas(inputs: int) -> None:
+    """Half of every input is on disk: of n^(k-1) s^(k-1) results, an arrival finds the half if the same partitions
+    were flushed of all inputs, and half to the power of k-1 if they were flushed independently; for two it is the same.
+    """
+    keys, times, part_in_memory = 512, 4, 0.5
+    found = {}
+    for flushing in ("none", "coordinated", "independent"):
+        names = "abcd"[:inputs]
+        on = [f"{left}.v = {right}.v" for left, right in pairwise(names)]
+        join = MJoin(spec(names, on, pa.schema({"v": pa.int64()}), Output.COUNTS), 8 << 20, MemoryStore())
+        for number in range(inputs):
+            join.receive(Arrive(number, pa.record_batch({"v": np.tile(np.arange(keys), times)})))
+            while join.poll(0.0, 100_000).status is Status.HAS_OUTPUT:
+                pass
+        parts = np.arange(join.sizing.layout.partitions)
+        assert len(parts) >= 16, "as many halves as inputs can be chosen independently of each other"
+        gone = {
+            "none": {},
+            "coordinated": {number: parts[parts % 2 == 1].tolist() for number in range(inputs)},
+            "independent": {number: parts[(parts >> number) % 2 == 1].tolist() for number in range(inputs)},
+        }[flushing]
+        join._policy = lambda *_, gone=gone: gone
+        assert join._flush() == bool(gone)
+        before = join.cost.results
+        join.receive(Arrive(0, pa.record_batch({"v": np.arange(keys)})))
+        while join.poll(0.0, 100_000).status is Status.HAS_OUTPUT:
+            pass
+        found[flushing] = (join.cost.results - before) / keys
+    everything = (keys * times) ** (inputs - 1) * (1 / keys) ** (inputs - 1)
+    assert found["none"] == everything
+    assert found["coordinated"] == pytest.approx(part_in_memory * everything, rel=0.15)
+    assert found["independent"] == pytest.approx(part_in_memory ** (inputs - 1) * everything, rel=0.25)
 
 
 # --- look-ups ---
@@ -266,3 +307,36 @@ def test_rows_that_come_right_after_a_restore_do_not_bring_back_what_a_silence_h
         assert len(found) == sum(count**3 for count in each.values())
         assert len({tuple(row.values()) for row in found}) == len(found)
     assert stopped > 3, "some were stopped in the midst of a visit that had found something"
+
+
+@pytest.mark.parametrize(
+    "algorithm, tree, words",
+    [
+        ("mjoin", None, r"to remember what was spilled takes [\d.]+ KiB of 5[\d.]+ KiB of memory, and a row of"),
+        ("tree", ("r", "s", "t"), r"a row of \w needs \d\d B; allow more memory \(the tree has 5[\d.]+ KiB, divided"),
+    ],
+)
+def test_too_little_memory_for_what_was_spilled_is_told_with_true_figures(
+    algorithm: str, tree: object, words: str
+) -> None:
+    schemas = {"r": pa.schema({"a": pa.int64()}), "s": pa.schema({"a": pa.int64(), "b": pa.int64()}),
+               "t": pa.schema({"b": pa.int64()})}  # fmt: skip
+    spec = MultiSpec.of(schemas, ["r.a = s.a", "s.b = t.b"], Output.COUNTS)  # nothing of the rows is kept but hashes
+    options = {} if tree is None else {"tree": tree}
+    least = MULTIWAY[algorithm].least_memory(spec, **options)
+    join = MULTIWAY[algorithm](spec, least, MemoryStore(), **options)
+    rng = np.random.default_rng(1)
+
+    def work() -> None:
+        for _ in range(200):
+            for number, schema in enumerate(schemas.values()):
+                batch = pa.record_batch({name: rng.integers(0, 2000, 50) for name in schema.names}, schema)
+                join.receive(Arrive(number, batch))
+                while join.poll(0.0, 10_000).status is Status.HAS_OUTPUT:
+                    pass
+
+    with pytest.raises(BudgetError, match=words) as raised:
+        work()
+    told = re.search(r"spilled takes ([\d.]+) KiB of", str(raised.value))
+    records = {name: size for name, size in join.budget.breakdown().items() if re.search("catalogue|history", name)}
+    assert told is not None and float(told[1]) == pytest.approx(sum(records.values()) / 1024, abs=0.05)

@@ -63,12 +63,13 @@ class DrivenTask(ABC):
         """Which combinations are within all windows; None: there are no windows."""
         return None
 
-    def start(self, rows: Int64, scope: Scope) -> None:
-        """Send rows through the other inputs."""
+    def start(self, rows: Int64, scope: Scope, words: Sequence[Int64] | None = None) -> None:
+        """Send rows through the other inputs; `words` are those of their attributes, where they are at hand."""
         join = self.join
         self.steps = self.steps or join.order.of(self.driver)
         self.pipeline = Pipeline(
-            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations, self.windows()
+            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations, self.windows(),
+            words,
         )  # fmt: skip
         self._handed = 0
 
@@ -168,7 +169,7 @@ class Arrival(DrivenTask):
         if self.kept:
             rows = join.tables[self.driver].append(hashes[0], parts, columns, ticks)
             join.meter.inserts += count
-            self.start(places(TABLE, rows), self.scope())
+            self.start(places(TABLE, rows), self.scope(), hashes)
         else:
             self._pass_by(hashes, columns, ticks)
 
@@ -179,7 +180,7 @@ class Arrival(DrivenTask):
     def _pass_by(self, hashes: list[Int64], columns: list[pa.Array], ticks: Int64) -> None:
         join = self.join
         join.inputs[self.driver].batch = Passing(columns, hashes, ticks)
-        self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), self.scope())
+        self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), self.scope(), hashes)
 
     def piece(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
         """Hashes, partitions and columns of the next rows."""

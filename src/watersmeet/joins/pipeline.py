@@ -22,7 +22,7 @@ from watersmeet.core.cost import Meter
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.policies.probing import ProbingOrder, Step
 from watersmeet.state.attributes import AttributeCodec
-from watersmeet.state.combinations import FIRST_RUN, TABLE, InputRows, places
+from watersmeet.state.combinations import FIRST_RUN, TABLE, InputRows, extended
 from watersmeet.state.many_windows import WindowFilter
 from watersmeet.state.side import Probe
 
@@ -90,7 +90,9 @@ class Pipeline:
         scope: Scope,
         capacity: int,
         windows: WindowFilter | None = None,
+        words: Sequence[Int64] | None = None,
     ) -> None:
+        """`words` are those of the driver's rows, by attribute, where they are at hand."""
         self._codec = codec
         self._spec = codec.spec
         self._inputs = inputs
@@ -98,6 +100,7 @@ class Pipeline:
         self._scope = scope
         self._capacity = capacity
         self._windows = windows
+        self._words = words
         self._bound = [driver, *(step.input for step in steps)]
         self._back = np.argsort(self._bound)
         self._out_probe = np.empty(capacity, np.int32)
@@ -115,16 +118,20 @@ class Pipeline:
 
     def _level(self, ids: Int64, drivers: Int32, origin: tuple[Mark, ...]) -> _Level:
         step = self._steps[len(ids) - 1]
-        words = self._words_at(step.edge, 1 - step.side, ids)
-        probe = self._inputs[step.input].table.seek(words, self._codec.reach(step.edge, words))
+        words = self._words_at(step.edge, 1 - step.side, ids, drivers)
+        attribute = self._spec.attribute_of(step.edge, step.side)
+        probe = self._inputs[step.input].table.seek(attribute, words, self._codec.reach(step.edge, words))
         source = self._scope.first_source
         return _Level(ids, drivers, probe, source, origin, [source, *probe.mark()])
 
-    def _words_at(self, edge: int, side: int, ids: Int64) -> Int64:
+    def _words_at(self, edge: int, side: int, ids: Int64, drivers: Int32) -> Int64:
         """The words at one end of an edge, of partial combinations that have its input."""
         number = self._spec.edges[edge].input(side)
         attribute = self._spec.attribute_of(edge, side)
-        return self._inputs[number].attribute_hashes(attribute, ids[self._bound.index(number)])
+        place = self._bound.index(number)
+        if place or self._words is None:
+            return self._inputs[number].attribute_hashes(attribute, ids[place])
+        return self._words[attribute] if len(ids) == 1 else self._words[attribute][drivers]
 
     def work(self, meter: Meter, order: ProbingOrder | None = None) -> int:
         """One look-up of the deepest level; leaves whole combinations in `found`; returns the fuel that took."""
@@ -161,13 +168,13 @@ class Pipeline:
         return max(1, looked_up) + count + read * rows.disk.page_rows
 
     def _extend(self, level: _Level, step: Step, source: int, count: int) -> tuple[Int64, Int32]:
-        probes = self._out_probe[:count]
-        ids = np.vstack([level.ids[:, probes], places(source, self._out_row[:count])])
-        drivers = level.drivers[probes]
+        ids, drivers = extended(
+            level.ids, self._out_probe[:count], source, self._out_row[:count], level.drivers
+        )  # fmt: skip
         rows = self._inputs[step.input]
         for edge, side in step.closing:
             mine = rows.attribute_hashes(self._spec.attribute_of(edge, side), ids[-1])
-            theirs = self._words_at(edge, 1 - side, ids)
+            theirs = self._words_at(edge, 1 - side, ids, drivers)
             holds = self._codec.holds(edge, theirs, mine) if side else self._codec.holds(edge, mine, theirs)
             ids, drivers = ids[:, holds], drivers[holds]
         if self._windows is not None:
@@ -191,8 +198,10 @@ class Pipeline:
 
     def _deliver(self, level: _Level) -> None:
         """What was matched is found, or goes deeper."""
-        ids = np.concatenate([ids for ids, _ in level.matched], axis=1)
-        drivers = np.concatenate([drivers for _, drivers in level.matched])
+        ids, drivers = level.matched[0]
+        if len(level.matched) > 1:
+            ids = np.concatenate([ids for ids, _ in level.matched], axis=1)
+            drivers = np.concatenate([drivers for _, drivers in level.matched])
         began, level.began = level.began, level.mark()
         level.matched, level.matches = [], 0
         if len(ids) == len(self._bound):
@@ -249,7 +258,7 @@ class Pipeline:
             probe = level.probe
             assert isinstance(probe, Probe)
             if probe.next < stays and not level.exhausted:
-                level.ids, level.drivers = level.ids[:, :stays], level.drivers[:stays]
+                level.ids, level.drivers = level.ids[:, :stays].copy(), level.drivers[:stays]
                 probe.hashes, probe.parts = probe.hashes[:stays], probe.parts[:stays]
                 kept.append(level)
         self._levels = kept

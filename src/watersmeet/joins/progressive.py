@@ -21,13 +21,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.cost import Cost, Meter
-from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, SpecError
+from watersmeet.core.errors import ProtocolError, SnapshotError, SpecError
 from watersmeet.core.events import Arrive, End, Event, Stall, Status, Step
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.snapshots import Saver, check_snapshot
 from watersmeet.joins.tasks import Arrival, Task
-from watersmeet.memory import Budget, format_bytes
+from watersmeet.memory import Budget, no_room_for
 from watersmeet.spill.store import Store
 from watersmeet.state.intake import Intake, Received
 from watersmeet.state.keys import KeyCodec
@@ -287,11 +287,8 @@ class ProgressiveJoin(ABC):
             if wide_enough and (not arrival.kept or self.secure(lambda: table.reserve(parts, columns))):  # noqa: B023
                 return count
             if count == 1:
-                size = sum(column.nbytes for column in columns)
-                raise BudgetError(
-                    f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
-                    f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
-                )
+                size = max(table.row_bytes, sum(column.nbytes for column in columns))
+                raise no_room_for(f"a row of {self.spec.names[arrival.side]}", size, self.budget)
             count //= 2
 
     def _allow_widest(self, side: int, widest: int) -> bool:

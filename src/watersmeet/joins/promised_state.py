@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.errors import BudgetError, PromiseError
+from watersmeet.core.errors import PromiseError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.knowledge import Knowledge, key_text
 from watersmeet.joins.promised_arrival import PromisedArrival
 from watersmeet.joins.tasks import Arrival
 from watersmeet.joins.visits import Visits
 from watersmeet.joins.xjoin import XJoin
-from watersmeet.memory import format_bytes
+from watersmeet.memory import no_room_for
 from watersmeet.policies.purging import PurgePolicy
 from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.state.key_patterns import plain_array
@@ -108,11 +108,8 @@ class PromisedState(XJoin):
                 arrival.keep = keep
                 return count
             if count == 1:
-                size = sum(column.nbytes for column in columns)
-                raise BudgetError(
-                    f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
-                    f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
-                )
+                size = max(table.row_bytes, sum(column.nbytes for column in columns))
+                raise no_room_for(f"a row of {self.spec.names[arrival.side]}", size, self.budget)
             count //= 2
 
     def to_be_kept(self, side: int, hashes: Int64, parts: Int32, keys: Keys) -> Bool:

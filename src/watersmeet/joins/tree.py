@@ -169,7 +169,12 @@ class JoinTree(Cascade):
     def poll(self, now: float, fuel: int) -> Step:
         """Let the highest join that has something to do work a little; at the top, that is a result."""
         before = self.cost
-        out = self._work(now, fuel)
+        try:
+            out = self._work(now, fuel)
+        except BudgetError as error:
+            raise BudgetError(
+                f"{error} (the tree has {format_bytes(self.budget.total)}, divided among {len(self._nodes)} joins)"
+            ) from error
         status = self._joint_status(all(self._ended))
         self._must_poll = status is Status.HAS_OUTPUT
         return Step(out, status, self.cost - before)

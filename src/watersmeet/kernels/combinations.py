@@ -53,6 +53,30 @@ def probe_run(
 
 
 @kernel
+def extend(ids: Any, probes: Int32, rows: Int32, tag: int, drivers: Int32, out: Any, out_drivers: Int32) -> None:
+    """Partial combinations with one more row each: out[:, i] is ids[:, probes[i]], and below it rows[i], tagged."""
+    known = ids.shape[0]
+    count = probes.shape[0]
+    for j in range(known):
+        for i in range(count):
+            out[j, i] = ids[j, probes[i]]
+    for i in range(count):
+        out[known, i] = tag | np.int64(rows[i])
+        out_drivers[i] = drivers[probes[i]]
+
+
+@kernel
+def untag(ids: Int64, shift: int, rows: Int32) -> int:
+    """Tell the rows of tagged numbers, and the tag if all have the same; -1 if they have not."""
+    first = ids[0] >> shift
+    differing = np.int64(0)
+    for i in range(ids.shape[0]):
+        differing |= (ids[i] >> shift) ^ first
+        rows[i] = np.int32(ids[i] & 0x7FFFFFFF)
+    return first if differing == 0 else -1
+
+
+@kernel
 def met_in_memory(arrived: Any, departed: Any, met: Any) -> None:
     """met[i] = all rows of combination i were in memory at one tick."""
     inputs, count = arrived.shape

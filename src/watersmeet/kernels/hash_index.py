@@ -5,6 +5,9 @@ heads  int32[partitions * buckets]      entries  int64[2 * rows]
  bucket ──▶ link ───────────────────────▶ (hash, link) ──▶ (hash, link) ──▶ 0
 ```
 
+Where rows are indexed by several attributes, the entries of one row lie side by side: `step` words from one row to the
+next, and `entries` begins with the first row's words of the attribute.
+
 A link is a row number plus one, so that zeroed memory is an empty index. The bucket of a row lies within its
 partition's range of buckets, so that dropping a partition clears one slice of `heads`. New rows go to the front of a
 chain: the rows of one hash are met from the newest to the oldest, however many buckets there are.
@@ -18,7 +21,17 @@ from numpy.typing import NDArray
 from watersmeet.kernels.compile import kernel, prefetch
 
 AHEAD = 16
-GROUP = 32
+_GROUP = 128
+"""Hashes that are looked up side by side at most."""
+_FEWEST = 4
+"""And at least: where so few have too many matches, chains are long, and are gone through one after the other."""
+_PAIRS = 512
+"""Matches of a group that can be noted before they are put in order."""
+# The scratch words: links to go on with, whose they are, matches of each hash, and the hash and row of each match.
+_COUNTS = 2 * _GROUP
+_PROBES = 3 * _GROUP
+_ROWS = _PROBES + _PAIRS
+_SCRATCH = _ROWS + _PAIRS
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -33,7 +46,9 @@ def partitions_of(hashes: Int64, bits: int, parts: Int32) -> None:
 
 
 @kernel
-def link_rows(hashes: Int64, parts: Int32, rows: Int32, entries: Int64, heads: Int32, buckets: int) -> None:
+def link_rows(
+    hashes: Int64, parts: Int32, rows: Int32, entries: Int64, heads: Int32, buckets: int, step: int = 2
+) -> None:
     """Put rows into the index, in their order."""
     mask = buckets - 1
     count = hashes.shape[0]
@@ -42,21 +57,21 @@ def link_rows(hashes: Int64, parts: Int32, rows: Int32, entries: Int64, heads: I
             prefetch(heads, np.intp(parts[i + AHEAD] * buckets + (hashes[i + AHEAD] & mask)))
         row = np.int64(rows[i])
         bucket = parts[i] * buckets + (hashes[i] & mask)
-        entries[2 * row] = hashes[i]
-        entries[2 * row + 1] = heads[bucket]
+        entries[step * row] = hashes[i]
+        entries[step * row + 1] = heads[bucket]
         heads[bucket] = row + 1
 
 
 @kernel
-def relink_span(part: int, first: int, count: int, entries: Int64, heads: Int32, buckets: int) -> None:
+def relink_span(part: int, first: int, count: int, entries: Int64, heads: Int32, buckets: int, step: int = 2) -> None:
     """Put a span of rows that have their hashes already into other heads, in their order."""
     mask = buckets - 1
     for row in range(first, first + count):
         ahead = row + AHEAD
         if ahead < first + count:
-            prefetch(heads, np.intp(part * buckets + (entries[2 * ahead] & mask)))
-        bucket = part * buckets + (entries[2 * row] & mask)
-        entries[2 * row + 1] = heads[bucket]
+            prefetch(heads, np.intp(part * buckets + (entries[step * ahead] & mask)))
+        bucket = part * buckets + (entries[step * row] & mask)
+        entries[step * row + 1] = heads[bucket]
         heads[bucket] = row + 1
 
 
@@ -73,7 +88,7 @@ def probe(
     out_probe: Int32,
     out_row: Int32,
     found: int,
-    scratch: Int64,
+    step: int = 2,
 ) -> tuple[int, int, int, int]:
     """Look up hashes[start:stop], and write the pairs from `found` on until the buffers are full.
 
@@ -83,43 +98,118 @@ def probe(
     capacity = out_probe.shape[0]
     mask = buckets - 1
     visited = 0
+    width = _GROUP
+    scratch = np.empty(_SCRATCH, np.int64)
     i = start
     while i < stop:
-        if link >= 0:
-            group_end = i + 1
-            scratch[0] = link
-        else:
-            group_end = min(stop, i + GROUP)
-            for j in range(i, group_end):
-                prefetch(heads, np.intp(parts[j] * buckets + (hashes[j] & mask)))
-            for j in range(i, group_end):
-                head = np.int64(heads[parts[j] * buckets + (hashes[j] & mask)])
-                scratch[j - i] = head
-                if head > 0:
-                    prefetch(entries, np.intp(2 * (head - 1)))
-            for j in range(i, group_end):
-                head = scratch[j - i]
-                if head > 0:
-                    second = entries[2 * (head - 1) + 1]
-                    if second > 0:
-                        prefetch(entries, np.intp(2 * (second - 1)))
-        base = i
-        while i < group_end:
+        end = min(stop, i + width) if link < 0 else i + 1
+        if link < 0 and width >= _FEWEST:
+            pairs, seen = _side_by_side(hashes, parts, i, end, entries, heads, buckets, step, scratch)
+            if pairs < 0:
+                width //= 2
+                continue
+            if pairs <= capacity - found:
+                _put_in_order(i, end - i, pairs, scratch, out_probe, out_row, found)
+                found += pairs
+                visited += seen
+                i = end
+                continue
+        while i < end:
             wanted = hashes[i]
-            link = scratch[i - base]
+            if link < 0:
+                link = int(heads[parts[i] * buckets + (wanted & mask)])
             while link > 0:
                 row = link - 1
                 visited += 1
-                if entries[2 * row] == wanted:
+                if entries[step * row] == wanted:
                     if found == capacity:
                         return found, i, link, visited - 1
                     out_probe[found] = i
                     out_row[found] = row
                     found += 1
-                link = entries[2 * row + 1]
+                link = entries[step * row + 1]
+            link = -1
             i += 1
-        link = -1
     return found, i, -1, visited
+
+
+@kernel
+def _side_by_side(
+    hashes: Int64,
+    parts: Int32,
+    start: int,
+    stop: int,
+    entries: Int64,
+    heads: Int32,
+    buckets: int,
+    step: int,
+    scratch: Int64,
+) -> tuple[int, int]:
+    """Go through the chains of a group of hashes together, an entry of each at a time, and note the matches.
+
+    How long a chain is cannot be foreseen, and a processor that guesses wrong at its end waits longer than a look-up
+    takes. So nothing is decided by jumps here: what does not count is overwritten by what comes next. Returns the
+    matches and the entries visited; -1 matches if they are too many to be noted.
+    """
+    mask = buckets - 1
+    for j in range(start, stop):
+        prefetch(heads, np.intp(parts[j] * buckets + (hashes[j] & mask)))
+    going = 0
+    for j in range(stop - start):
+        head = int(heads[parts[start + j] * buckets + (hashes[start + j] & mask)])
+        prefetch(entries, np.intp(step * (head - 1)))
+        scratch[going] = head
+        scratch[_GROUP + going] = j
+        scratch[_COUNTS + j] = 0
+        going += head > 0
+    pairs = 0
+    visited = 0
+    while 0 < going <= _PAIRS - pairs:
+        visited += going
+        left = 0
+        for k in range(going):
+            row = scratch[k] - 1
+            j = scratch[_GROUP + k]
+            scratch[_PROBES + pairs] = j
+            scratch[_ROWS + pairs] = row
+            same = entries[step * row] == hashes[start + j]
+            pairs += same
+            scratch[_COUNTS + j] += same
+            following = entries[step * row + 1]
+            prefetch(entries, np.intp(step * (following - 1)))
+            scratch[left] = following
+            scratch[_GROUP + left] = j
+            left += following > 0
+        going = left
+    return (pairs if going == 0 else -1), visited
+
+
+@kernel
+def _put_in_order(
+    start: int, width: int, pairs: int, scratch: Int64, out_probe: Int32, out_row: Int32, found: int
+) -> None:
+    """Write the matches that were noted, hash by hash; those of one hash are in their order already."""
+    place = found
+    for j in range(width):
+        count = scratch[_COUNTS + j]
+        scratch[_COUNTS + j] = place
+        place += count
+    for k in range(pairs):
+        j = scratch[_PROBES + k]
+        place = scratch[_COUNTS + j]
+        scratch[_COUNTS + j] = place + 1
+        out_probe[place] = start + j
+        out_row[place] = scratch[_ROWS + k]
+
+
+@kernel
+def hashes_of(rows: Int32, entries: Int64, hashes: Int64, step: int = 2) -> None:
+    """The hashes of some rows."""
+    count = rows.shape[0]
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch(entries, np.intp(step * np.int64(rows[i + AHEAD])))
+        hashes[i] = entries[step * np.int64(rows[i])]
 
 
 @kernel

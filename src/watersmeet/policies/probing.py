@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from watersmeet.core.multi_spec import MultiSpec
 
 
@@ -49,17 +47,22 @@ class ProbingOrder:
         """`fixed` pins the order: for each input, the others as they are to be looked up."""
         self._spec = spec
         self._fixed = fixed
-        self._looked_up = np.zeros((len(spec.edges), 2), np.int64)
-        self._found = np.zeros((len(spec.edges), 2), np.int64)
+        self._ends = [
+            (number, side, edge.input(side), edge.input(1 - side))
+            for number, edge in enumerate(spec.edges)
+            for side in (0, 1)
+        ]
+        self._looked_up = [[0, 0] for _ in spec.edges]
+        self._found = [[0, 0] for _ in spec.edges]
 
     def count(self, edge: int, side: int, looked_up: int, found: int) -> None:
         """So many rows were looked up at one end of an edge, and so many matches found there."""
-        self._looked_up[edge, side] += looked_up
-        self._found[edge, side] += found
+        self._looked_up[edge][side] += int(looked_up)
+        self._found[edge][side] += int(found)
 
     def matches(self, edge: int, side: int) -> float:
         """How many rows at one end of an edge a row of the other end matches, as far as is known."""
-        return float((self._found[edge, side] + 1) / (self._looked_up[edge, side] + 1))
+        return (self._found[edge][side] + 1) / (self._looked_up[edge][side] + 1)
 
     def measure(self, edge: int, side: int) -> float:
         """What decides between look-ups: the least comes first."""
@@ -68,31 +71,27 @@ class ProbingOrder:
     def of(self, driver: int) -> list[Step]:
         """The look-ups for rows of one input, in their order."""
         bound, order = {driver}, []
+        measured = [(self.measure(number, side), number, side, here, there) for number, side, here, there in self._ends]
         while len(bound) < len(self._spec.names):
-            edges = [
-                (number, side)
-                for number, edge in enumerate(self._spec.edges)
-                for side in (0, 1)
-                if edge.input(side) not in bound and edge.input(1 - side) in bound
-            ]
+            edges = [each for each in measured if each[3] not in bound and each[4] in bound]
             if self._fixed is not None:
-                wanted = next(i for i in self._fixed[driver] if i in {self._spec.edges[e].input(s) for e, s in edges})
-                edges = [(e, s) for e, s in edges if self._spec.edges[e].input(s) == wanted]
-            best = min(edges, key=lambda end: (self.measure(*end), end))
-            target = self._spec.edges[best[0]].input(best[1])
-            closing = tuple(end for end in edges if end != best and self._spec.edges[end[0]].input(end[1]) == target)
-            order.append(Step(target, *best, closing))
+                wanted = next(i for i in self._fixed[driver] if i in {here for *_, here, _ in edges})
+                edges = [each for each in edges if each[3] == wanted]
+            best = min(edges)
+            _, number, side, target, _ = best
+            closing = tuple((e, s) for _, e, s, here, _ in edges if here == target and (e, s) != (number, side))
+            order.append(Step(target, number, side, closing))
             bound.add(target)
         return order
 
     def to_state(self) -> dict[str, Any]:
         """The counts for a snapshot."""
-        return {"looked_up": self._looked_up.tolist(), "found": self._found.tolist()}
+        return {"looked_up": [list(each) for each in self._looked_up], "found": [list(each) for each in self._found]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a snapshot's counts."""
-        self._looked_up = np.array(state["looked_up"], np.int64)
-        self._found = np.array(state["found"], np.int64)
+        self._looked_up = [list(each) for each in state["looked_up"]]
+        self._found = [list(each) for each in state["found"]]
 
 
 class SelectivityOrder(ProbingOrder):
@@ -118,13 +117,12 @@ class SelectivityOrder(ProbingOrder):
 
     def flushed(self, rows: Sequence[int]) -> None:
         """Rows of some inputs leave memory, where each has had so many."""
-        if not self._looked_up.any():
+        if not any(map(any, self._looked_up)):
             return
-        joins = self._found.sum(axis=1)
         sizes = [max(1, rows[edge.first] * rows[edge.second]) for edge in self._spec.edges]
-        self.factors = [float(joins[number] / size) for number, size in enumerate(sizes)]
-        self._found[:] = 0
-        self._looked_up[:] = 0
+        self.factors = [sum(found) / size for found, size in zip(self._found, sizes, strict=True)]
+        self._found = [[0, 0] for _ in sizes]
+        self._looked_up = [[0, 0] for _ in sizes]
 
     def measure(self, edge: int, side: int) -> float:
         """The selectivity factor; before the first flush, how often rows match."""

@@ -25,7 +25,6 @@ class Fresh(BatchRows):
         self._columns = columns
         self._index: tuple[Int64, Int32] | None = None
         self._bits = index_bits(len(hashes))
-        self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self.rows = len(hashes)
         self.first, self.last = int(hashes[0]), int(hashes[-1])
         """The smallest and the largest hash."""
@@ -55,6 +54,6 @@ class Fresh(BatchRows):
         if self._index is None:
             self._index = link(self._hashes, self._bits)
         found, start, link_to, _ = hash_index.probe(
-            hashes, parts, start, len(hashes), link_to, *self._index, ONE_BUCKET, out_probe, out_row, 0, self._scratch
+            hashes, parts, start, len(hashes), link_to, *self._index, ONE_BUCKET, out_probe, out_row, 0
         )
         return found, start, link_to

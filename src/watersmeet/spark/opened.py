@@ -48,7 +48,6 @@ class OpenSegment:
         except SegmentError as error:
             raise self._refused(error) from error
         self._bits = int(self._segment.meta["bits"])
-        self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self.ends = np.cumsum([self._segment.page_rows(page) for page in range(self._segment.pages)])
         """The row after each page."""
         self._pages: dict[int, list[pa.Array]] = {}
@@ -81,7 +80,7 @@ class OpenSegment:
         """Look hashes up from `start` and `link` on until the buffers are full; pairs found, and where to go on."""
         found, start, link, _ = hash_index.probe(
             hashes, parts, start, len(hashes), link,
-            self._entries, self._heads, ONE_BUCKET, out_probe, out_row, 0, self._scratch,
+            self._entries, self._heads, ONE_BUCKET, out_probe, out_row, 0,
         )  # fmt: skip
         return found, start, link
 

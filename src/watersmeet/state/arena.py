@@ -18,16 +18,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from watersmeet.memory import Reservation
+from watersmeet.memory import Budget, Reservation
 
 _PAGE = mmap.PAGESIZE
+_SMALL_PAGES_FIRST = 4 * 1024 * 1024
+_HUGE_PAGES_FROM = 512 * 1024 * 1024
+"""Below this budget the last, partly filled huge page of each column would be too much to leave uncounted."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def uses_huge_pages(budget: Budget) -> bool:
+    """Whether the arenas of a table within a budget are to have huge pages."""
+    return budget.total >= _HUGE_PAGES_FROM
 
 
 class Arena:
     """A one-dimensional array of `capacity` zeros, of which only what was written takes memory.
 
-    Huge pages make first writes and random reads much faster, but memory is then taken 2 MiB at a time.
+    Huge pages make first writes and random reads much faster, but memory is then taken 2 MiB at a time, all of which
+    the first write to it has to wait for. So they begin behind what a small join needs, whose first result they would
+    hold up.
     """
 
     def __init__(self, dtype: Any, capacity: int, huge_pages: bool = False) -> None:
@@ -36,8 +46,8 @@ class Arena:
             self._map = mmap.mmap(-1, size)
         else:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        if huge_pages and size > _SMALL_PAGES_FIRST and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE, _SMALL_PAGES_FIRST, size - _SMALL_PAGES_FIRST)
         self.array: NDArray[Any] = np.frombuffer(self._map, dtype=dtype, count=max(1, capacity))
 
     @property

@@ -171,12 +171,12 @@ class FixedColumn:
                 kernels.scatter(values, rows, target)
 
     def gather(self, rows: Int32) -> pa.Array:
-        validity, nulls = self._nulls.validity(rows)
-        out, buffer = _output(len(rows) * self._width)
+        validity, nulls = self._nulls.validity(rows) if self._nulls.seen else (None, 0)
+        buffer = pa.allocate_buffer(len(rows) * self._width)
         if self._word is None:
-            kernels.take_wide(self._values.array, self._width, rows, out)
+            kernels.take_wide(self._values.array, self._width, rows, np.frombuffer(buffer, np.uint8))
         else:
-            kernels.take(self._values.array, rows, out.view(self._word))
+            kernels.take(self._values.array, rows, np.frombuffer(buffer, self._word))
         type_ = pa.uint8() if self._is_bool else self._type
         array = pa.Array.from_buffers(type_, len(rows), [validity, buffer], nulls)
         return array.cast(pa.bool_()) if self._is_bool else array

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Output
-from watersmeet.kernels import gather
+from watersmeet.kernels import combinations, gather
 from watersmeet.state.attributes import AttributeCodec
 from watersmeet.state.ledger import FOREVER, NOT_ON_DISK
 from watersmeet.state.many_runs import ManyRuns, Run
@@ -32,12 +32,20 @@ ManyTable: TypeAlias = ManySide | ManySorted
 """One of several inputs' rows in memory."""
 TABLE, BATCH, FIRST_RUN = 0, 1, 2
 _SHIFT = 32
-_ROW = (1 << _SHIFT) - 1
+_ALL = slice(None)
 
 
 def places(source: int, rows: Int32) -> Int64:
     """The numbers of rows of one source."""
     return rows.astype(np.int64) | (source << _SHIFT)
+
+
+def extended(ids: Int64, probes: Int32, source: int, rows: Int32, drivers: Int32) -> tuple[Int64, Int32]:
+    """Partial combinations, some of them perhaps several times, with a row of one more input; and their drivers."""
+    more = np.empty((len(ids) + 1, len(probes)), np.int64)
+    more_drivers = np.empty(len(probes), np.int32)
+    combinations.extend(ids, probes, rows, source << _SHIFT, drivers, more, more_drivers)
+    return more, more_drivers
 
 
 def in_table(ids: Int64) -> Int32:
@@ -83,12 +91,12 @@ class InputRows:
         """Sources, which of the rows each has, and their places there."""
         if not len(ids):
             return
-        sources = ids >> _SHIFT
-        rows = (ids & _ROW).astype(np.int32)
-        first = int(sources[0])
-        if (sources == first).all():
-            yield first, slice(None), rows
+        rows = np.empty(len(ids), np.int32)
+        first = combinations.untag(ids, _SHIFT, rows)
+        if first >= 0:
+            yield first, _ALL, rows
             return
+        sources = ids >> _SHIFT
         for source in np.unique(sources):
             at = np.flatnonzero(sources == source)
             yield int(source), at, rows[at]
@@ -97,6 +105,8 @@ class InputRows:
         """One attribute's hashes."""
         out = np.empty(len(ids), np.int64)
         for source, at, rows in self._by_source(ids):
+            if at is _ALL:
+                return self._source(source).attribute_hashes(attribute, rows)
             out[at] = self._source(source).attribute_hashes(attribute, rows)
         return out
 
@@ -120,18 +130,22 @@ class InputRows:
                 ordinals[at] = rows.astype(np.int64) + source.first_ordinal
         return arrived, departed, ordinals
 
-    def gather(self, column: int, ids: Int64) -> pa.Array:
-        """One stored column's values."""
+    def gather(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
+        """The values of some stored columns."""
+        if not columns:
+            return []
         pieces = []
         back = np.empty(len(ids), np.int64)
         taken = 0
-        for source, at, rows in self._by_source(ids):
-            pieces.append(self._source(source).gather(column, rows))
+        for number, at, rows in self._by_source(ids):
+            source = self._source(number)
+            pieces.append([source.gather(column, rows) for column in columns])
+            if at is _ALL:
+                return pieces[0]
             back[at] = np.arange(taken, taken + len(rows))
             taken += len(rows)
-        if len(pieces) == 1:
-            return pieces[0]
-        return pa.concat_arrays(pieces).take(pa.array(back))
+        order = pa.array(back)
+        return [pa.concat_arrays(each).take(order) for each in zip(*pieces, strict=True)]
 
     def widen(self, column: int, ids: Int64, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
@@ -203,9 +217,9 @@ class CombinationBuffer:
         if self._spec.output is Output.COUNTS or not count:
             return None, count
         columns = [
-            plan.original(column, rows.gather(column, mine))
+            plan.original(column, array)
             for rows, mine, plan in zip(inputs, ids, self._plans, strict=True)
-            for column in plan.outputs
+            for column, array in zip(plan.outputs, rows.gather(plan.outputs, mine), strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
 
@@ -219,7 +233,7 @@ class CombinationBuffer:
                 at = edge.input(side)
                 plan = self._plans[at]
                 column = plan.keys[self._spec.attribute_of(number, side)]
-                values.append(plan.original(column, inputs[at].gather(column, ids[at])))
+                values += [plan.original(column, array) for array in inputs[at].gather([column], ids[at])]
             equal = self._codec.equal(number, *values)
             if equal is not None:
                 verified = equal if verified is None else verified & equal

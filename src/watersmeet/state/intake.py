@@ -26,11 +26,21 @@ class Received:
     start: int = 0
 
 
+def _row_width(schema: pa.Schema) -> int | None:
+    """Bytes of a row, each value with its bit of validity; None if rows differ. Measuring a batch takes longer."""
+    try:
+        return -(-sum(type_.bit_width + 1 for type_ in schema.types) // 8) or 1
+    except ValueError:
+        return None
+
+
 class Intake:
     """One input's batches, in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._known: tuple[pa.Schema, int | None] | None = None
+        """The schema of the last batch that was measured, and the bytes of its rows if all have the same."""
         self._resumed: deque[Received] = deque()
         """Of a snapshot: numbered rows, which come before all others."""
         self._batches: deque[pa.RecordBatch] = deque()
@@ -87,7 +97,10 @@ class Intake:
         return batch, numbers
 
     def _fitting(self, batch: pa.RecordBatch) -> int:
-        width = max(1, batch.nbytes // batch.num_rows)
+        schema = batch.schema
+        if self._known is None or self._known[0] != schema:
+            self._known = (schema, _row_width(schema))
+        width = self._known[1] or max(1, batch.nbytes // batch.num_rows)
         return max(1, int(self._limit // width))
 
     def _put_together(self, first: pa.RecordBatch) -> pa.RecordBatch:

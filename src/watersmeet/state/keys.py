@@ -200,7 +200,7 @@ class _Plain(_Column):
         self._reader = _reader(source, form)
         # The commonest keys are hashed from Arrow's memory in one pass.
         numbers = form.kind is KeyKind.NUMBER and form.scale == 0
-        self._is_int32 = numbers and source == pa.int32()
+        self._integer: Any = {pa.int32(): np.int32, pa.int64(): np.int64}.get(source) if numbers else None
         self._is_float64 = form.kind is KeyKind.FLOAT and source == pa.float64()
 
     def form_of(self, array: pa.Array) -> tuple[_Form, Mask | None]:
@@ -210,8 +210,8 @@ class _Plain(_Column):
     def hash(self, array: pa.Array) -> tuple[Int64, Mask | None]:
         hashes = np.empty(len(array), np.int64)
         out = hashes.view(np.uint64)
-        if self._is_int32:
-            hashing.hash_words(_values(array, np.int32), out)
+        if self._integer is not None:
+            hashing.hash_words(_values(array, self._integer), out)
             return hashes, _known(array)
         if self._is_float64:
             values = _values(array, np.float64)

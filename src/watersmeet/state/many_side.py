@@ -6,8 +6,9 @@ rows in partitions by attribute 0  ── index 0, a part of the table
                                    ── index 2 ─▶ ...
 ```
 
-The hashes of the attributes beyond the first are stored as the table's last columns, so that rows carry them to disk
-and back.
+The hashes and links of all indexes lie side by side for each row: whoever finds a row by one attribute looks it up
+further by another. The hashes of the attributes beyond the first are also the table's last columns, so that rows carry
+them to disk and back.
 """
 
 from __future__ import annotations
@@ -21,32 +22,31 @@ from numpy.typing import NDArray
 from watersmeet.kernels import chains, hash_index
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.memory import Budget, Reservation
-from watersmeet.state.arena import Arena
 from watersmeet.state.attributes import Reach
 from watersmeet.state.side import Layout, Probe, SideTable
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-INDEX_BYTES = 16
-"""Of each row in each index beyond the first, heads not counted."""
 _FIRST_BUCKETS = 64
 
 
 class _Chains:
     """One more index: chains over all rows of a table, whatever their partitions."""
 
-    def __init__(self, capacity: int, claim: Reservation) -> None:
-        self._entries = Arena(np.int64, 2 * capacity)
+    def __init__(self, entries: Int64, step: int, claim: Reservation) -> None:
+        """`entries` begins with the first row's hash, and goes on with the next row's after so many words."""
+        self.entries = entries
+        self.step = step
         self._claim = claim
         self._claim.grow(4 * _FIRST_BUCKETS)
         self._heads = np.zeros(_FIRST_BUCKETS, np.int32)
-        self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self._no_parts = np.zeros(0, np.int32)
 
     def add(self, rows: Int32, hashes: Int64) -> None:
         """Link new rows."""
-        hash_index.link_rows(hashes, self._zeros(len(rows)), rows, self._entries.array, self._heads, len(self._heads))
+        parts = self.parts_of(len(rows))
+        hash_index.link_rows(hashes, parts, rows, self.entries, self._heads, len(self._heads), self.step)
 
     def fit(self, held: int) -> None:
         """Have about as many buckets as rows are held, if there is memory for that."""
@@ -59,42 +59,75 @@ class _Chains:
             buckets //= 2
         if buckets > len(self._heads):
             wider = np.zeros(buckets, np.int32)
-            chains.spread(self._entries.array, self._heads, wider, np.empty(buckets // len(self._heads), np.int64))
+            tails = np.empty(buckets // len(self._heads), np.int64)
+            chains.spread(self.entries, self._heads, wider, tails, self.step)
             self._claim.shrink(self._heads.nbytes)
             self._heads = wider
 
     def probe(self, probe: Probe, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         found, probe.next, probe.link, visited = hash_index.probe(
-            probe.hashes, self._zeros(len(probe.hashes)), probe.next, len(probe.hashes), probe.link,
-            self._entries.array, self._heads, len(self._heads), out_probe, out_row, 0, self._scratch,
+            probe.hashes, probe.parts, probe.next, len(probe.hashes), probe.link,
+            self.entries, self._heads, len(self._heads), out_probe, out_row, 0, self.step,
         )  # fmt: skip
         return found, visited
 
-    def _zeros(self, count: int) -> Int32:
+    def parts_of(self, count: int) -> Int32:
         """All rows are of one partition here."""
         if len(self._no_parts) < count:
             self._no_parts = np.zeros(count, np.int32)
         return self._no_parts[:count]
 
     def hashes(self, rows: Int32) -> Int64:
-        return self._entries.array[2 * rows.astype(np.int64)]
+        hashes = np.empty(len(rows), np.int64)
+        hash_index.hashes_of(rows, self.entries, hashes, self.step)
+        return hashes
 
     def drop(self, gone: NDArray[np.bool_], block_rows: int) -> None:
-        chains.unlink_blocks(self._entries.array, self._heads, gone, block_rows)
+        chains.unlink_blocks(self.entries, self._heads, gone, block_rows, self.step)
 
     def sort(self, ticks: Int64) -> None:
-        chains.sort_chains(self._entries.array, self._heads, ticks)
-
-    def release(self, start: int, stop: int) -> None:
-        self._entries.release(2 * start, 2 * stop)
+        chains.sort_chains(self.entries, self._heads, ticks, self.step)
 
     def check(self, rows: Int32, ticks: Int64) -> None:
-        entries = self._entries.array
-        linked = np.concatenate([self._heads, entries[2 * rows.astype(np.int64) + 1]])
+        following = self.entries[self.step * rows.astype(np.int64) + 1]
+        linked = np.concatenate([self._heads, following])
         assert np.array_equal(np.sort(linked[linked > 0] - 1), np.sort(rows)), "each row is linked exactly once"
-        following = entries[2 * rows.astype(np.int64) + 1]
         inner = following > 0
         assert (ticks[rows[inner]] > ticks[following[inner] - 1]).all(), "newest first"
+
+
+class _HashColumn:
+    """The hashes of an index, as a column of the table."""
+
+    in_heap = False
+    row_bytes = 0
+
+    def __init__(self, index: _Chains) -> None:
+        self._index = index
+
+    def reserve(self, array: pa.Array, parts: Int32, lengths: Int64) -> bool:
+        return True
+
+    def append(self, array: pa.Array, rows: Int32, parts: Int32, starts: Int64) -> None:
+        """They are put in place with their links."""
+
+    def gather(self, rows: Int32) -> pa.Array:
+        return pa.array(self._index.hashes(rows))
+
+    def widen(self, rows: Int32, widths: Int64) -> None:
+        widths += 8
+
+    def drop(self, part: int) -> None:
+        pass
+
+    def keep(self, part: int, rows: Int32) -> None:
+        pass
+
+    def release(self, start: int, stop: int) -> None:
+        pass
+
+    def trim(self, size: int) -> int:
+        return 0
 
 
 class ManySide(SideTable):
@@ -103,12 +136,12 @@ class ManySide(SideTable):
     def __init__(
         self, types: Sequence[pa.DataType], attributes: int, budget: Budget, layout: Layout, name: str
     ) -> None:
-        self._others: list[_Chains] = []
-        hashes = [pa.int64()] * (attributes - 1)
-        super().__init__([*types, *hashes], budget, layout, name, INDEX_BYTES * (attributes - 1))
+        super().__init__(types, budget, layout, name, indexes=attributes)
         claim = budget.reservation(f"{name} more indexes")
-        capacity = self._blocks.slots * layout.block_rows
-        self._others = [_Chains(capacity, claim) for _ in hashes]
+        entries: Int64 = self._entries.array
+        self._others = [_Chains(entries[2 * i :], 2 * attributes, claim) for i in range(1, attributes)]
+        self._columns += map(_HashColumn, self._others)
+        self.types += (pa.int64(),) * len(self._others)
 
     def append(
         self, hashes: Int64, parts: Int32, columns: Sequence[pa.Array], ticks: Int64, grow_index: bool = True
@@ -135,10 +168,10 @@ class ManySide(SideTable):
         """One attribute's hashes of some rows."""
         return self._others[attribute - 1].hashes(rows) if attribute else self.hashes(rows)
 
-    def seek(self, hashes: Int64, reach: Reach | None = None) -> Probe:
-        """The look-up of some hashes."""
+    def seek(self, attribute: int, hashes: Int64, reach: Reach | None = None) -> Probe:
+        """The look-up of some hashes of one attribute."""
         assert reach is None, "a hash index finds what is equal, not what is close"
-        return Probe(hashes, self.parts_of(hashes))
+        return Probe(hashes, self._others[attribute - 1].parts_of(len(hashes)) if attribute else self.parts_of(hashes))
 
     def look_up(self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up by one attribute until the buffers are full; returns pairs found, entries visited."""
@@ -175,11 +208,6 @@ class ManySide(SideTable):
                 index.drop(gone, self.layout.block_rows)
         for part, count in begun.items():
             super().drop_oldest(part, count)
-
-    def _release_blocks(self, first: int, beyond: int) -> None:
-        super()._release_blocks(first, beyond)
-        for index in self._others:
-            index.release(first * self.layout.block_rows, beyond * self.layout.block_rows)
 
     def check(self) -> None:
         """Assert the invariants."""

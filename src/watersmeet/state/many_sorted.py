@@ -97,8 +97,8 @@ class ManySorted(SortedSide):
         """One attribute's words of some rows."""
         return self.words(attribute)[rows]
 
-    def seek(self, words: Int64, reach: Reach | None = None) -> RangeProbe:
-        """The look-up of some words, or of all that is within their reach."""
+    def seek(self, attribute: int, words: Int64, reach: Reach | None = None) -> RangeProbe:
+        """The look-up of some words of one attribute, or of all that is within their reach."""
         if reach is None:
             return RangeProbe(words, words, words)
         return RangeProbe(words, reach.low, reach.high, in_doubles=reach.in_doubles, width=reach.width)

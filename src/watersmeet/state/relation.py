@@ -371,7 +371,6 @@ class RelationSegment:
         self.nbytes = segment.nbytes
         self._entries = segment.array("entries")
         self._heads = segment.array("heads")
-        self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self._small: dict[int, bool] = {}
         self._ready: list[ArrowColumn | None] = [None] * len(self.columns)
 
@@ -402,7 +401,7 @@ class RelationSegment:
         """
         found, probe.next, probe.link, visited = hash_index.probe(
             probe.hashes, probe.parts, probe.next, stop, probe.link,
-            self._entries, self._heads, len(self._heads), out_probe, out_row, found, self._scratch,
+            self._entries, self._heads, len(self._heads), out_probe, out_row, found,
         )  # fmt: skip
         return found, visited
 

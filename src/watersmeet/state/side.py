@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from watersmeet.kernels import hash_index
 from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
-from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.arena import Arena, Pool, uses_huge_pages
 from watersmeet.state.columns import Column, estimated_width, make_column
 from watersmeet.state.heap import Heap
 from watersmeet.state.stored_rows import StoredRows
@@ -32,10 +32,10 @@ Int64 = NDArray[np.int64]
 
 ENTRY_BYTES = 24
 """Of each row, beyond its columns: hash, link, arrival tick."""
+_MORE_ENTRY_BYTES = 16
+"""Of each row in every index beyond the first: hash, link."""
 _MOST_ROWS = 2**31 - 2
 _FIRST_BUCKETS = 16
-_HUGE_PAGES_FROM = 512 * 1024 * 1024
-"""Below this budget the last, partly filled huge page of each column would be too much to leave uncounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Layout:
         return 1 << self.partition_bits
 
 
-def row_bytes(types: Sequence[pa.DataType]) -> int:
+def row_bytes(types: Sequence[pa.DataType], indexes: int = 1) -> int:
     """What a row takes in a table, the bytes of its strings and nested values not counted."""
-    return ENTRY_BYTES + sum(estimated_width(type_) for type_ in types)
+    return ENTRY_BYTES + _MORE_ENTRY_BYTES * (indexes - 1) + sum(estimated_width(type_) for type_ in types)
 
 
 @dataclass(slots=True)
@@ -107,21 +107,23 @@ class SideTable(StoredRows):
         name: str,
         more_bytes: int = 0,
         by_hash: bool = True,
+        indexes: int = 1,
     ) -> None:
-        """`more_bytes` of each row are counted beyond its columns and its place in the index. With `by_hash` the
-        partition of a row is that of its hash; without, it is whatever the caller says.
+        """`more_bytes` of each row are counted beyond its columns and its entries in the indexes, of which the first is
+        built here. With `by_hash` the partition of a row is that of its hash; without, it is whatever the caller says.
         """
         self.layout = layout
         self._by_hash = by_hash
         self.types = tuple(types)
-        self.row_bytes = row_bytes(types) + more_bytes
+        self.row_bytes = row_bytes(types, indexes) + more_bytes
         self.rows = 0
         partitions, block_rows = layout.partitions, layout.block_rows
         block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = budget.total >= _HUGE_PAGES_FROM
-        self._entries = Arena(np.int64, 2 * capacity, huge)
+        huge = uses_huge_pages(budget)
+        self._step = 2 * indexes
+        self._entries = Arena(np.int64, self._step * capacity, huge)
         self._ticks = Arena(np.int64, capacity, huge)
         self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
         # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
@@ -143,7 +145,6 @@ class SideTable(StoredRows):
         self._index_claim.grow(partitions * _FIRST_BUCKETS * 4)
         self._buckets = _FIRST_BUCKETS
         self._heads = np.zeros(partitions * _FIRST_BUCKETS, np.int32)
-        self._scratch = np.zeros(hash_index.GROUP, np.int64)
         self.part_rows = np.zeros(partitions, np.int64)
 
     def parts_of(self, hashes: Int64) -> Int32:
@@ -182,7 +183,7 @@ class SideTable(StoredRows):
         """Put in rows whose memory was reserved; returns their numbers."""
         rows = self._place(parts, columns)
         scatter(ticks, rows, self._ticks.array)
-        hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets)
+        hash_index.link_rows(hashes, parts, rows, self._entries.array, self._heads, self._buckets, self._step)
         self.rows += len(rows)
         if grow_index:
             self.fit_index()
@@ -265,7 +266,9 @@ class SideTable(StoredRows):
     def _relink(self, part: int) -> None:
         """Put a partition's rows into the empty heads."""
         for first, count in self.spans(part):
-            hash_index.relink_span(part, first, count, self._entries.array, self._heads, self._buckets)
+            hash_index.relink_span(
+                part, first, count, self._entries.array, self._heads, self._buckets, self._step
+            )  # fmt: skip
 
     def close_block(self, part: int) -> None:
         """Let the partition's next row begin a new block; harmless when repeated."""
@@ -316,7 +319,9 @@ class SideTable(StoredRows):
 
     def hashes(self, rows: Int32) -> Int64:
         """The hashes of some rows."""
-        return self._entries.array[2 * rows.astype(np.int64)]
+        hashes = np.empty(len(rows), np.int64)
+        hash_index.hashes_of(rows, self._entries.array, hashes, self._step)
+        return hashes
 
     def ordinals(self, rows: Int32) -> Int64:
         """The places on disk of rows brought back from there; -1 for rows that never left."""
@@ -329,7 +334,7 @@ class SideTable(StoredRows):
         """
         found, probe.next, probe.link, visited = hash_index.probe(
             probe.hashes, probe.parts, probe.next, stop, probe.link,
-            self._entries.array, self._heads, self._buckets, out_probe, out_row, found, self._scratch,
+            self._entries.array, self._heads, self._buckets, out_probe, out_row, found, self._step,
         )  # fmt: skip
         return found, visited
 
@@ -370,7 +375,7 @@ class SideTable(StoredRows):
 
     def _release_blocks(self, first: int, beyond: int) -> None:
         start, stop = first * self.layout.block_rows, beyond * self.layout.block_rows
-        self._entries.release(2 * start, 2 * stop)
+        self._entries.release(self._step * start, self._step * stop)
         self._ticks.release(start, stop)
         for column in self._columns:
             column.release(start, stop)
@@ -391,7 +396,6 @@ class SideTable(StoredRows):
             rows = self.rows_of(part)
             assert len(rows) == self.part_rows[part]
             assert not self._by_hash or (self.parts_of(self.hashes(rows)) == part).all()
-            linked = np.concatenate(
-                [self._heads[part * self._buckets : (part + 1) * self._buckets], entries[2 * rows.astype(np.int64) + 1]]
-            )
+            links = entries[self._step * rows.astype(np.int64) + 1]
+            linked = np.concatenate([self._heads[part * self._buckets : (part + 1) * self._buckets], links])
             assert np.array_equal(np.sort(linked[linked > 0] - 1), np.sort(rows)), "each row is linked exactly once"

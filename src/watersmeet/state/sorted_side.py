@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from watersmeet.kernels import sorted_runs
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Budget
-from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.arena import Arena, Pool, uses_huge_pages
 from watersmeet.state.columns import Column, estimated_width, make_column
 from watersmeet.state.heap import Heap
 from watersmeet.state.rows import value_widths
@@ -35,7 +35,6 @@ _FIXED_BYTES = 17 + sorted_runs.ENTRY_BYTES
 """Of each row, beyond its columns: word, arrival tick, join bit, and its place in the index."""
 _TAG_BYTES = 8
 _MOST_ROWS = 2**31 - 2
-_HUGE_PAGES_FROM = 512 * 1024 * 1024
 _NONE = np.zeros(0, np.int64)
 _BLOCKS = 40
 _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 8, 65_536
@@ -122,7 +121,7 @@ class SortedSide(StoredRows):
         block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = budget.total >= _HUGE_PAGES_FROM
+        huge = uses_huge_pages(budget)
         self._words = Arena(np.int64, capacity, huge)
         self._ticks = Arena(np.int64, capacity, huge)
         self._joined = Arena(np.uint8, capacity)

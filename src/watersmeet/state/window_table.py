@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from watersmeet.kernels import hash_index, window_index
 from watersmeet.kernels.window_index import WORDS
 from watersmeet.memory import Budget
-from watersmeet.state.arena import Arena, Pool
+from watersmeet.state.arena import Arena, Pool, uses_huge_pages
 from watersmeet.state.columns import Column, estimated_width, make_column
 from watersmeet.state.heap import Heap
 from watersmeet.state.side import Layout, Probe
@@ -40,7 +40,6 @@ _MOST_ROWS = 2**31 - 2
 _MOST_BIRTHS = 2**31 - 2
 _FIRST_BUCKETS = 16
 _HEAD_BYTES = 8
-_HUGE_PAGES_FROM = 512 * 1024 * 1024
 _LATEST, _EARLIEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -75,7 +74,7 @@ class WindowTable:
         self.block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // self.block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = budget.total >= _HUGE_PAGES_FROM
+        huge = uses_huge_pages(budget)
         self._entries = Arena(np.int64, WORDS * capacity, huge)
         self._ticks = Arena(np.int64, capacity, huge)
         self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
