@@ -9,6 +9,9 @@ import pytest
 
 from watersmeet.checks import ConformanceError
 from watersmeet.checks.windows import conform_windows
+from watersmeet.joins.ah_ewj import Shares
+from watersmeet.joins.ewj import Thresholds
+from watersmeet.joins.window_books import Books
 from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.state.encounters import FOREVER, Encounters
 from watersmeet.state.run_meetings import Meetings
@@ -78,6 +81,14 @@ def expired_a_little_early(self: Timing, side: int, newest: int, count: int) -> 
     return real_expired_before(self, side, newest, count) + 2
 
 
+def left_at_any_time(self: Books, side: int) -> int:
+    return self._join.clock
+
+
+def copies_forgotten(self: Books, side: int) -> Any:
+    return np.empty(0, np.int64)
+
+
 real_in_frequent = Encounters.in_frequent
 real_expired_before = Timing.expired_before
 real_met_disk = Meetings.met_disk
@@ -88,6 +99,8 @@ MUTANTS: dict[str, tuple[str, type, str, Any]] = {
     "frequent blocks met again": ("ah_ewj", Encounters, "in_frequent", staticmethod(never_in_frequent)),
     "no evicted list": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_never_there)),
     "evicted for ever": ("ah_ewj", Encounters, "in_frequent", staticmethod(evicted_means_always_there)),
+    "segments become one too soon": ("ah_ewj", Books, "settled", left_at_any_time),
+    "segments become one whose blocks were copied": ("ewj", Books, "copied", copies_forgotten),
     "met in memory and again on disk": ("rpwj", Meetings, "together", staticmethod(never_together)),
     "no md times": ("rpwj", Meetings, "met_disk", no_md_times),
     "no md times of runs": ("rpwj", Meetings, "met_disk", no_md_times_of_runs),
@@ -97,13 +110,20 @@ MUTANTS: dict[str, tuple[str, type, str, Any]] = {
     "expired early": ("symmetric_window", Timing, "expired_before", expired_a_little_early),
 }
 
+OFTEN: dict[str, dict[str, Any]] = {
+    "ah_ewj": {"shares": Shares(books=0.0)},
+    "ewj": {"thresholds": Thresholds(books=0.0)},
+}
+"""How segments become one whenever they may."""
+
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, place, rule, broken = MUTANTS[mutant]
+    options = OFTEN[name] if place is Books else {}
     monkeypatch.setattr(place, rule, broken)
     with pytest.raises(ConformanceError, match=r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"):
-        conform_windows(WINDOW_ALGORITHMS[name], cases=CASES)
+        conform_windows(WINDOW_ALGORITHMS[name], cases=CASES, **options)
 
 
 def test_the_rules_they_break_hold() -> None:

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from watersmeet.state.window_disk import JOINED_BYTES
 from watersmeet.state.window_pieces import Piece
 
 if TYPE_CHECKING:
     from watersmeet.joins.window_spilling import SpillingWindowJoin
+
+Int64 = NDArray[np.int64]
 
 _ROOM = 0.25
 """Of the memory that is not for buffers: what becomes one segment at a time must fit."""
@@ -53,28 +56,42 @@ class Books:
         join, before = self._join, self.held
         wanted = sum(self._needed(piece) for disk in join.disks for piece in disk.pieces)
         self._room.grow(join.make_free(min(wanted, int(_ROOM * self._rest))))
-        room = self._room.held
-        for side, disk in enumerate(join.disks):
-            for group in list(self._groups(side, room)):
-                self._room.shrink(sum(piece.claimed for piece in group))  # for the new entry
-                joined = disk.try_join(group, join.still_met(side), join.tables[side].layout.block_rows)
-                if joined is not None:
-                    join.saver.discard([disk.name(piece.number) for piece in group])
-                    join.events["segments joined"] += len(group)
-                self._room.grow(min(room - self._room.held, join.budget.free))
-        self._room.clear()
+        try:
+            for side in (0, 1):
+                self._shorten(side, self._room.held)
+        finally:
+            self._room.clear()
         return self.held < before
+
+    def _shorten(self, side: int, room: int) -> None:
+        join, disk = self._join, self._join.disks[side]
+        for group in list(self._groups(side, room)):
+            self._room.shrink(sum(piece.claimed for piece in group))  # for the new entry
+            joined = disk.try_join(group, join.still_met(side), join.tables[side].layout.block_rows)
+            if joined is not None:
+                join.saver.discard([disk.name(piece.number) for piece in group])
+                join.events["segments joined"] += len(group)
+            self._room.grow(min(room - self._room.held, join.budget.free))
+
+    def settled(self, side: int) -> int:
+        """Blocks of a side that left memory up to this tick had all left when rows came that are still to meet them."""
+        other = 1 - side
+        waiting = self._join.last_kept[other] > self._join.probed[other]
+        return self._join.probed[other] if waiting else self._join.clock
+
+    def copied(self, side: int) -> Int64:
+        """Blocks of a side that some rows, but not all, have met as copies, by their numbers."""
+        numbers: Int64 = self._join.encounters[1 - side].stays[0]
+        return numbers
 
     def _groups(self, side: int, room: int) -> Iterator[list[Piece]]:
         """Segments that may become one, by age, as many at a time as there is room for."""
-        join, other = self._join, 1 - side
-        if join.is_aside(other):
+        if self._join.is_aside(1 - side):
             return
-        settled = join.probed[other] if join.last_kept[other] > join.probed[other] else join.clock
-        copied = join.encounters[other].stays[0]
+        settled, copied = self.settled(side), self.copied(side)
         group: list[Piece] = []
         needed = 0
-        for piece in join.disks[side].by_age():
+        for piece in self._join.disks[side].by_age():
             stays = np.searchsorted(copied, [piece.number, piece.number + len(piece.left)])
             alone = bool(piece.left.max() > settled or stays[0] < stays[1])
             if alone or needed + self._needed(piece) > room:
