@@ -29,6 +29,7 @@ def main(place: Path) -> None:
         rows.coalesce(1).write.parquet(str(place / side))
     endless(spark, place)
     ending(spark, place)
+    parallel(spark, place)
     spark.stop()
 
 
@@ -82,6 +83,13 @@ def ending(spark: Any, place: Path) -> None:
     joined = wms.join(*frames, on="id", memory="256 KiB", partitions=2, state=place / "state-ending")
     run(joined, place, "ending")
     expect(spark, place, "ending")
+
+
+def parallel(spark: Any, place: Path) -> None:
+    frames = [spark.readStream.schema(f"id long, {side} long").parquet(str(place / side)) for side in ("left", "right")]
+    given: dict[str, Any] = {"time": "left = right", "window": 1_000_000, "slots": (1, 2), "groups": 4}
+    run(wms.parallel_join(*frames, on="id", memory="1 MiB", state=place / "state-parallel", **given), place, "parallel")
+    expect(spark, place, "parallel")
 
 
 if __name__ == "__main__":

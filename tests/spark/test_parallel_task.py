@@ -4,8 +4,9 @@ those of the oracle. No Spark."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from watersmeet.spark.durable_files import read_json
 from watersmeet.spark.kept_operators import KeptOperators
 from watersmeet.spark.master_task import MasterTask
 from watersmeet.spark.metrics import COLUMN
+from watersmeet.spark.reorganizing import SlotLoad
 from watersmeet.spark.routing import KINDS, Routing
+from watersmeet.spark.routing_files import RoutingFiles
 from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.slot_task import FIGURES, SlotTask
 from watersmeet.spark.state_directory import Batch
@@ -51,6 +54,8 @@ class Parallel:
     algorithm: str = "ah_ewj"
     run: str = "run-1"
     epoch: float = 0.0
+    scheme: str = ""
+    """Of the address under which the tasks reach the path."""
     slots: tuple[int, int] = SLOTS
     hides_routing: bool = False
     """Whether the slots do not find the routing of their batch."""
@@ -71,10 +76,9 @@ class Parallel:
         with pytest.MonkeyPatch.context() as patch:
             for module in (master_task, slot_task):
                 patch.setattr(module, "current_batch", lambda: (Batch(number, self.run), "query"))
-            task = SlotTask(self._factory, self._layout, self.memory, GROUPS, str(self.path), retain=4)
-            master = MasterTask(
-                self.spec, self._factory.fingerprint, GROUPS, self.slots, self.epoch, str(self.path), retain=4
-            )
+            state = f"{self.scheme}{self.path}"
+            task = SlotTask(self._factory, self._layout, self.memory, GROUPS, state, retain=4)
+            master = MasterTask(self.spec, self._factory.fingerprint, GROUPS, self.slots, self.epoch, state, retain=4)
             [answer] = list(master(iter([pa.record_batch({"id": [0]})])))
             routing = answer.column(0)[0].as_py()
             if self.hides_routing:
@@ -230,12 +234,29 @@ class Clock:
     """The master's: it goes on by so much whenever it is looked at, which is once in a batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
-        self.step, self._now = step, 1_000.0
-        monkeypatch.setattr(master_task.time, "time", self)
+        self.step, self._now = step, time.time()
+        monkeypatch.setattr(master_task, "_now", self)
 
     def __call__(self) -> float:
         self._now += self.step
         return self._now
+
+
+def _work_for_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows and results stand for the time that slots take: a second for a thousand."""
+    real = RoutingFiles.loads
+
+    def loads(self: RoutingFiles, since: int) -> list[SlotLoad]:
+        found = []
+        for load in real(self, since):
+            groups = {
+                number: replace(done, seconds=(done.rows + done.results) / 1000) for number, done in load.groups.items()
+            }
+            seconds = sum(done.seconds for done in groups.values())
+            found.append(replace(load, seconds=seconds, groups=groups, lag=0.0))
+        return found
+
+    monkeypatch.setattr(RoutingFiles, "loads", loads)
 
 
 def test_a_hot_key_is_split_and_put_together_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +265,8 @@ def test_a_hot_key_is_split_and_put_together_again(tmp_path: Path, monkeypatch: 
     batches = [_steady(rng, number, hot=0.6 if number < 6 else 0.0) for number in range(16)]
     found = []
     split, visited = [], []
-    # So short that both slots are busy all the time.
-    Clock(monkeypatch, 1e-4)
+    _work_for_time(monkeypatch)
+    Clock(monkeypatch, 1e-4)  # so short that a slot is busy all the time
     for number, tables in enumerate(batches):
         parallel.figures.clear()
         found += parallel.batch(number, tables)
@@ -271,6 +292,7 @@ def test_slots_come_with_work_and_go_without(tmp_path: Path, monkeypatch: pytest
     rng = np.random.default_rng(4)
     batches = [_steady(rng, number) for number in range(14)]
     found, active = [], []
+    _work_for_time(monkeypatch)
     clock = Clock(monkeypatch, 1000.0)  # the slots have almost nothing to do
     for number, tables in enumerate(batches):
         if number == 5:
@@ -332,3 +354,15 @@ def test_quiet_groups_let_their_rows_go(tmp_path: Path) -> None:
     held = [max(path.glob("manifest-*")) for path in (tmp_path / "state").glob("group-*")]
     assert sum('"snapshot":null' in path.read_text() for path in held) == GROUPS - 1
     assert all(each["memory"] <= 4 << 20 for each in parallel.figures)
+
+
+def test_state_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    parallel = Parallel(tmp_path / "state", SPEC, 4 << 20, scheme="fetch+file://")
+    rng = np.random.default_rng(8)
+    whims = Whims(rng, [_key(parallel, 5)])
+    monkeypatch.setattr(master_task, "reorganized", whims)
+    batches = [_steady(rng, number, hot=0.3) for number in range(4)]
+    found = [out for number, tables in enumerate(batches) for out in parallel.batch(number, tables)]
+    assert rows_in_all(found) == expected_pairs(SPEC, batches)
+    assert whims.splits

@@ -62,9 +62,9 @@ class MasterTask:
         before = files.before()
         again = files.repeated()
         newest = Marks(directory, 2, NEVER).before()
-        now = time.time()
+        now = _now()
         routing = again or self._next(before, files, newest, batch.number, batch.run, now)
-        settled = files.publish(replace(routing, run=batch.run))
+        settled = files.publish(replace(routing, run=batch.run, settled=now))
         files.clean(settled.epoch)
         return settled
 
@@ -82,6 +82,10 @@ class MasterTask:
             return routing
         epoch = Epoch.of(files.loads(routing.epoch), now - routing.began)
         return replace(reorganized(routing, epoch, self.slots, self.groups, newest), epoch=number, began=now)
+
+
+def _now() -> float:
+    return time.time()
 
 
 def _answer(routing: Routing) -> dict[str, object]:

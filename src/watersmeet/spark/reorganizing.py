@@ -2,13 +2,14 @@
 
 The master sees what each slot did in the epoch. Spark has no input buffers that could be full: rows wait in the source
 until all slots are done with the batch before. So a slot's share of time in which it worked stands for how full its
-buffer was. A slot that works for more than half of all time is a supplier if another one is idler than most; that one
-is the consumer. What moves, and whether there are to be more or fewer slots, is then said by `policies.balancing`.
+buffer was; time in which no slot can work, because Spark reads and sends the rows of a batch, is left out. A slot that
+works for more than half of its time is a supplier if another one is idler than most; that one is the consumer. What
+moves, and whether there are to be more or fewer slots, is then said by `policies.balancing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +22,9 @@ SUPPLIER = 0.5
 """A slot that is busy for more of its time than this has too much to do."""
 _BELOW_MEAN = 0.9
 """A slot that is busy for less than this share of what all are on average can take more."""
-_HEADROOM = 0.6
-"""Slots are let go if the others would be busy for this share of their time at most. What Spark does between the tasks
-of two batches takes its share, too, so that no slot is ever busy for much more."""
+_HEADROOM = 0.7
+"""Slots are let go if the others would be busy for this share of their time at most. What Spark does to end a batch and
+to plan the next one takes its share, too, so that no slot is ever busy all the time."""
 _OUTGROWN = 0.75
 """A key has outgrown a slot if it makes for more than this share of what each slot should have."""
 _COLD = 0.25
@@ -60,6 +61,9 @@ class SlotLoad:
     slot: int
     seconds: float
     groups: dict[int, GroupLoad]
+    batch: int = 0
+    lag: float = 0.0
+    """Seconds from when the routing was settled until rows came to the slot."""
 
     def to_json(self) -> dict[str, Any]:
         """As something that JSON can hold."""
@@ -67,13 +71,14 @@ class SlotLoad:
             number: [load.rows, load.results, load.seconds, load.top and [load.top.key, load.top.share, load.top.rows]]
             for number, load in self.groups.items()
         }
-        return {"slot": self.slot, "seconds": self.seconds, "groups": groups}
+        rest = {"seconds": self.seconds, "batch": self.batch, "lag": self.lag}
+        return {"slot": self.slot, "groups": groups, **rest}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> SlotLoad:
         """What `to_json` has made.
 
-        >>> load = SlotLoad(1, 2.5, {7: GroupLoad(10, 20, 0.5, TopKey(-3, 0.25, (1, 2)))})
+        >>> load = SlotLoad(1, 2.5, {7: GroupLoad(10, 20, 0.5, TopKey(-3, 0.25, (1, 2)))}, 3, 0.5)
         >>> import json
         >>> SlotLoad.from_json(json.loads(json.dumps(load.to_json()))) == load
         True
@@ -82,14 +87,13 @@ class SlotLoad:
         for number, (rows, results, seconds, top) in found["groups"].items():
             key = None if top is None else TopKey(top[0], top[1], (top[2][0], top[2][1]))
             groups[int(number)] = GroupLoad(rows, results, seconds, key)
-        return cls(found["slot"], found["seconds"], groups)
+        return cls(found["slot"], found["seconds"], groups, found["batch"], found["lag"])
 
 
 @dataclass
 class Epoch:
     """What was done in an epoch, by slots, groups and keys."""
 
-    seconds: float
     busy: dict[int, float] = field(default_factory=dict)
     """The share of time in which each slot worked."""
     work: dict[int, float] = field(default_factory=dict)
@@ -98,17 +102,26 @@ class Epoch:
     """By the hash of each group's heaviest key: the group, the key and the seconds that it took, about."""
 
     @classmethod
-    def of(cls, loads: Iterable[SlotLoad], seconds: float) -> Epoch:
-        """The sum of what all slots have told."""
-        epoch = cls(max(seconds, 1e-3))
+    def of(cls, loads: Sequence[SlotLoad], seconds: float) -> Epoch:
+        """The sum of what all slots have told in an epoch that was so long.
+
+        >>> Epoch.of([SlotLoad(0, 3.0, {}, 5, 2.0), SlotLoad(1, 1.0, {}, 5, 2.5)], seconds=8.0).busy
+        {0: 0.5, 1: 0.16666666666666666}
+        """
+        epoch = cls()
+        lags: dict[int, float] = {}
         for load in loads:
-            epoch.busy[load.slot] = epoch.busy.get(load.slot, 0.0) + load.seconds / epoch.seconds
+            lags[load.batch] = min(load.lag, lags.get(load.batch, load.lag))
+        # At least as much as the busiest one took: clocks differ.
+        worked = [sum(load.seconds for load in loads if load.slot == slot) for slot in {load.slot for load in loads}]
+        available = max([seconds - sum(lags.values()), *worked, 1e-3])
+        for load in loads:
+            epoch.busy[load.slot] = epoch.busy.get(load.slot, 0.0) + load.seconds / available
             for group, done in load.groups.items():
                 epoch.work[group] = epoch.work.get(group, 0.0) + done.seconds
                 if done.top is not None:
                     entry = (group, done.top, done.seconds * done.top.share)
                     epoch.keys.setdefault(done.top.key, []).append(entry)
-        epoch.busy = {slot: min(1.0, share) for slot, share in epoch.busy.items()}
         return epoch
 
 

@@ -40,6 +40,8 @@ WAKE = INPUTS * len(Role)
 """The kind of rows that only wake a slot; the others' is their role's, and their side."""
 KINDS = WAKE + 1
 
+_PLAIN = ("epoch", "began", "run", "settled")
+"""What of a routing JSON holds as it is."""
 Place = tuple[int, int]
 """A group that a row is sent to, and the kind of row that it is there."""
 
@@ -138,6 +140,8 @@ class Routing:
     """When that was, in seconds since 1970; 0: not yet known."""
     run: str = ""
     """The run of the query that has settled this."""
+    settled: float = 0.0
+    """When, in seconds since 1970: Spark then begins to send rows to the slots."""
 
     @classmethod
     def begin(cls, groups: int, slots: int) -> Routing:
@@ -173,22 +177,22 @@ class Routing:
     def to_json(self) -> dict[str, Any]:
         """As something that JSON can hold."""
         hot = [[key.key, [[home.first, home.ways, home.spread, home.until] for home in key.homes]] for key in self.hot]
-        rest = {"moved": self.moved, "epoch": self.epoch, "began": self.began, "run": self.run}
-        return {"owner": self.owner, "active": self.active, "hot": hot, **rest}
+        rest = {name: getattr(self, name) for name in _PLAIN}
+        return {"owner": self.owner, "active": self.active, "hot": hot, "moved": self.moved, **rest}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Routing:
         """What `to_json` has made.
 
         >>> key = HotKey(77, (Home(3, until=(10, 10)), Home(4, ways=2)))
-        >>> routing = Routing((0, 1, 0, 0, 1, 0), (0, 1), (key,), (4, 5), 7, 1.5, "run")
+        >>> routing = Routing((0, 1, 0, 0, 1, 0), (0, 1), (key,), (4, 5), 7, 1.5, "run", 2.5)
         >>> import json
         >>> Routing.from_json(json.loads(json.dumps(routing.to_json()))) == routing
         True
         """
         hot = tuple(HotKey(key, tuple(map(_home, homes))) for key, homes in found["hot"])
-        moved, epoch, began, run = (found[name] for name in ("moved", "epoch", "began", "run"))
-        return cls(tuple(found["owner"]), tuple(found["active"]), hot, tuple(moved), epoch, began, run)
+        rest = {name: found[name] for name in _PLAIN}
+        return cls(tuple(found["owner"]), tuple(found["active"]), hot, tuple(found["moved"]), **rest)
 
 
 def _home(found: list[Any]) -> Home:

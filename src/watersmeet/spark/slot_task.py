@@ -63,21 +63,21 @@ class SlotTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
+        began = time.time(), time.monotonic()
         limit = Shares.of(self.memory).arrivals // 2  # as much again while they are sorted, and for the group at work
         with closing(SlotRows(self.layout.kinds, limit, lambda: FileStore(scratch_directory()))) as rows:
             for batch in batches:
                 rows.add(batch)
             numbers = rows.groups()
             if numbers:
-                yield from _Slot(self, rows, numbers).results()
+                yield from _Slot(self, rows, numbers, began).results()
 
 
 class _Slot:
     """A slot's work in one batch."""
 
-    def __init__(self, task: SlotTask, rows: SlotRows, numbers: list[int]) -> None:
-        self._task, self._rows, self._numbers = task, rows, numbers
-        self._began = time.monotonic()
+    def __init__(self, task: SlotTask, rows: SlotRows, numbers: list[int], began: tuple[float, float]) -> None:
+        self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
         place = place_of(task.state)
         batch, query = current_batch()
         owner = Owner(task.factory.fingerprint, task.groups, query, "groups")
@@ -113,9 +113,10 @@ class _Slot:
             list(threads.map(WindowGroup.publish, self._done))
         if any(own > known for own, known in zip(self._newest, self._before, strict=True)):
             self._marks.tell(self._numbers[0], self._newest)
-        seconds = time.monotonic() - self._began
-        if self._slot >= 0:
-            self._files.tell(SlotLoad(self._slot, seconds, self._loads))
+        seconds = time.monotonic() - self._began[1]
+        if self._routing is not None:
+            lag = max(0.0, self._began[0] - self._routing.settled)
+            self._files.tell(SlotLoad(self._slot, seconds, self._loads, self._directory.batch.number, lag))
         yield figures_row(self._task.factory.output, self._told(seconds))
 
     def _of(self, number: int, rows: _GroupRows) -> Iterator[pa.RecordBatch]:
