@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.cases import Case, make_case
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.run import expected_rows
-from watersmeet.core.errors import SegmentError, SnapshotError, SourceError
+from watersmeet.core.errors import PromiseError, SegmentError, SnapshotError, SourceError, SpecError
 from watersmeet.core.events import Arrive
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output, parse_on
@@ -27,7 +27,9 @@ from watersmeet.spark.join_factory import JoinFactory
 from watersmeet.spark.kept_operators import KeptOperators
 from watersmeet.spark.multi_factory import MultiFactory
 from watersmeet.spark.operator_group import OperatorGroup, Shares
+from watersmeet.spark.punctuating import Punctuations, read_promises
 from watersmeet.spark.row_hashes import row_hashes
+from watersmeet.spark.signs import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.state_directory import Batch, GroupState, Owner, StateDirectory, batch_of
 from watersmeet.spill.store import MemoryStore
 
@@ -53,10 +55,15 @@ class Group:
         self.kept = KeptOperators() if kept is None else kept
         self.run = "run-1"
         self.fuel = FUEL
-        self.spilled = self.restored = 0
+        self.spilled = self.restored = self.held = 0
 
     def batch(
-        self, number: int, pieces: Pieces, ended: tuple[int, ...] = (), kept: KeptOperators | None = None
+        self,
+        number: int,
+        pieces: Pieces,
+        ended: tuple[int, ...] = (),
+        kept: KeptOperators | None = None,
+        over: Sequence[tuple[int, int, pa.RecordBatch]] = (),
     ) -> list[pa.RecordBatch]:
         owner = Owner(self.factory.fingerprint, 1, "query")
         group = StateDirectory(self.path, owner, Batch(number, self.run), retain=4).group(0)
@@ -64,7 +71,11 @@ class Group:
         for side, rows in pieces:
             arrivals.add(side, rows)
         kept = self.kept if kept is None else kept
-        outcome = OperatorGroup(self.factory, self.memory, self.fuel, group, kept).run(arrivals, frozenset(ended))
+        told = Punctuations(self.factory.inputs, Shares.of(self.memory).arrivals // 8, MemoryStore)
+        for each in over:
+            told.take(*each)
+        outcome = OperatorGroup(self.factory, self.memory, self.fuel, group, kept).run(arrivals, frozenset(ended), told)
+        self.held = outcome.counts.state_rows
         self.spilled += outcome.counts.spilled
         assert outcome.counts.peak <= self.memory
         results = list(outcome.results)
@@ -372,3 +383,76 @@ def test_rows_are_told_apart_by_any_column() -> None:
     order = rng.permutation(3)
     assert (row_hashes(whole)[order] == row_hashes(whole.take(pa.array(order)))).all()
     assert (row_hashes(whole)[1:] == row_hashes(whole.slice(1))).all()
+
+
+def _promising(on: Any, promises: Any) -> JoinFactory:
+    schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "v": pa.int64()})
+    spec = JoinSpec(schema, schema, parse_on(on), promises=read_promises(promises))
+    return JoinFactory.of(spec, "auto")
+
+
+def _of_keys(ids: Any, first: int = 0) -> pa.RecordBatch:
+    numbers = range(first, first + len(ids))
+    columns = {"id": ids, "at": [1] * len(ids), "v": numbers}
+    return pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+
+
+def _about(ids: Any, at: Any = None, v: Any = None) -> pa.RecordBatch:
+    """Punctuations: what is not told is anything."""
+    nulls = [None] * len(ids)
+    columns = {"id": ids, "at": at or nulls, "v": v or nulls}
+    return pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+
+
+@pytest.mark.parametrize(("on", "up_to"), [("id", False), ("id", True), (["id", "at"], False)])
+def test_punctuations_purge_state_through_repeated_and_restarted_batches(on: Any, up_to: bool, tmp_path: Path) -> None:
+    factory = _promising(on, {"left": {"punctuated": True}, "right": {"punctuated": True}})
+    assert factory.algorithm == "metadata_mjoin" and factory.punctuated
+    group = Group(tmp_path, factory, 1 << 20)
+    rng = np.random.default_rng(9)
+    found: list[pa.RecordBatch] = []
+    rows: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
+    held = []
+    for number in range(10):
+        # Keys of a stretch that moves on; behind it, all are over.
+        tables = [_of_keys(rng.integers(number * 20, number * 20 + 60, 100), number * 1_000) for _ in (0, 1)]
+        gone = list(range(number * 20, number * 20 + 20))
+        told = _about(gone[-1:]) if up_to else _about(gone, at=[1] * 20 if isinstance(on, list) else None)
+        over = [(side, SIGN_CODES[UP_TO if up_to else OVER], told) for side in (0, 1)]
+        if number % 3 == 1:
+            group.kept = KeptOperators()
+        results = group.batch(number, list(enumerate(tables)), over=over)
+        if number % 2:
+            group.run = f"run of {number}"
+            assert _rows(group.batch(number, list(enumerate(tables)), over=over)) == _rows(results)
+        found += results
+        held.append(group.held)
+        for side in (0, 1):
+            rows[side].append(tables[side])
+    told_rows = [[row for table in each for row in table.to_pylist()] for each in rows]
+    expected = Counter(
+        (one["v"], other["v"]) for one in told_rows[0] for other in told_rows[1] if one["id"] == other["id"]
+    )
+    pairs = (zip(batch["v"].to_pylist(), batch["v_right"].to_pylist(), strict=True) for batch in found)
+    assert Counter(pair for each in pairs for pair in each) == expected
+    # Of each batch, the two thirds stay that are not over: of four hundred rows at most.
+    assert max(held) < 420 < 1_000, held
+    with pytest.raises(PromiseError, match="promised"):
+        group.batch(10, [(0, _of_keys([3]))])
+
+
+def test_punctuations_about_other_columns_forget_nothing(tmp_path: Path) -> None:
+    factory = _promising("id", {"left": {"punctuated": True}})
+    group = Group(tmp_path, factory, 1 << 20)
+    group.batch(0, [(1, _of_keys(range(50)))], over=[(0, SIGN_CODES[OVER], _about([3, None], v=[4, 5]))])
+    assert group.held == 50
+    assert sum(batch.num_rows for batch in group.batch(1, [(0, _of_keys(range(50)))])) == 50
+    group.batch(2, [], over=[(0, SIGN_CODES[OVER], _about(list(range(40))))])
+    assert group.held == 60  # the left rows may meet right ones that are still to come
+
+
+def test_promises_that_cannot_be_kept_are_refused() -> None:
+    with pytest.raises(SpecError, match="rows of a micro-batch have no order"):
+        read_promises({"left": {"sorted": "id"}})
+    with pytest.raises(SpecError, match="not of 'middle'"):
+        read_promises({"middle": {}})

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from watersmeet.spark.multi_plan import multijoin as multijoin
     from watersmeet.spark.parallel_plan import parallel_join as parallel_join
     from watersmeet.spark.signs import with_events as with_events
+    from watersmeet.spark.signs import with_punctuations as with_punctuations
     from watersmeet.spark.source import register as register
     from watersmeet.spark.watch import Watch as Watch
     from watersmeet.spark.window_plan import window_join as window_join
@@ -43,6 +44,7 @@ _HOMES = {
     "register": "watersmeet.spark.source",
     "window_join": "watersmeet.spark.window_plan",
     "with_events": "watersmeet.spark.signs",
+    "with_punctuations": "watersmeet.spark.signs",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "register",
     "window_join",
     "with_events",
+    "with_punctuations",
 ]
 
 

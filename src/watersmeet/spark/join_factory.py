@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from watersmeet import planner
+from watersmeet.core.events import Punctuate
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.metadata_mjoin import MetadataMJoin
 from watersmeet.joins.progressive import ProgressiveJoin
+from watersmeet.spark.kept_operators import Keepable
+from watersmeet.spark.punctuating import Punctuations
 from watersmeet.spill.store import Store
 
 
@@ -56,6 +61,21 @@ class JoinFactory:
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""
         return planner.ALGORITHMS[self.algorithm].least_memory(self.spec)
+
+    @property
+    def punctuated(self) -> bool:
+        """Whether it makes use of punctuations."""
+        return self.algorithm == MetadataMJoin.name and any(each.punctuated for each in self.spec.promises)
+
+    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
+        """What an operator is told of these."""
+        return told.events(self.spec)
+
+    def rows_held(self, operator: Keepable, seen: int) -> int:
+        """Rows that are remembered: of a join with promises those it has not dropped, of others all that were seen."""
+        if not isinstance(operator, MetadataMJoin):
+            return seen
+        return sum(operator.state_rows) + sum(disk.total_rows for disk in operator.disks)
 
     def build(self, memory: int, store: Store) -> ProgressiveJoin:
         """An operator that has seen nothing."""

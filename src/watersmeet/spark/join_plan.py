@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.memory import parse_memory
 from watersmeet.spark.arrow_types import arrow_schema
@@ -29,6 +31,7 @@ from watersmeet.spark.planning import (
     time_columns,
     with_measures,
 )
+from watersmeet.spark.punctuating import read_promises
 from watersmeet.spark.remote_files import CACHE_BYTES
 from watersmeet.spark.signs import has_signs, signs_last
 from watersmeet.spark.sizes import Sizes
@@ -54,6 +57,7 @@ def join(
     algorithm: str = "auto",
     fuel: int = FUEL,
     time: str | tuple[str, str] | None = None,
+    promises: Mapping[str, Mapping[str, Any]] | None = None,
     cache: str | int = CACHE_BYTES,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
@@ -84,6 +88,9 @@ def join(
         rows that arrive and the work after the last end are done in any case.
     :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
         the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
+    :param promises: of streams with a column `watersmeet_event`: what the inputs promise, such as
+        `{"left": {"unique": "id"}, "right": {"punctuated": True}}`, in the words of `watersmeet.source`. Rows that will
+        find no more partners are then forgotten.
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     """
     streaming = is_streaming(left, right)
@@ -92,7 +99,8 @@ def join(
         left, right = (signs_last(frame, keep=streaming) for frame in (left, right))
     schemas = plain_schemas(left, right)
     arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
-    spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=NAMES)
+    told = _checked_promises(promises, streaming and ends)
+    spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=NAMES, promises=told)
     factory = _factory(spec, algorithm, streaming, ends)
     budget = parse_memory(memory)
     directory = state_path(state, streaming)
@@ -126,6 +134,16 @@ def _both_end(left: DataFrame, right: DataFrame) -> bool:
             f"(watersmeet.spark.with_events does), or drop it from {one}"
         )
     return found[0]
+
+
+def _checked_promises(promises: Mapping[str, Mapping[str, Any]] | None, are_told: bool) -> tuple[Promises, Promises]:
+    found = read_promises(promises)
+    if any(found) and not are_told:
+        raise SpecError(
+            f"promises are for streams with a column {EVENT!r}, which brings punctuations and ends; give both inputs "
+            f"the column (watersmeet.spark.with_events and with_punctuations do), or leave promises= out"
+        )
+    return found
 
 
 def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory | None:

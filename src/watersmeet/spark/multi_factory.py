@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from watersmeet import planner
 from watersmeet.core.errors import SpecError
+from watersmeet.core.events import Punctuate
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.operator import Snapshot
 from watersmeet.spark.kept_operators import Keepable
+from watersmeet.spark.punctuating import Punctuations
 from watersmeet.spill.store import MemoryStore, Store
 
 
@@ -60,6 +63,19 @@ class MultiFactory:
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""
         return planner.MULTIWAY[self.algorithm].least_memory(self.spec)
+
+    @property
+    def punctuated(self) -> bool:
+        """Whether it makes use of punctuations."""
+        return False
+
+    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
+        """What an operator is told of these."""
+        return iter(())
+
+    def rows_held(self, operator: Keepable, seen: int) -> int:
+        """Rows that are remembered."""
+        return seen
 
     def build(self, memory: int, store: Store) -> Keepable:
         """An operator that has seen nothing."""

@@ -1,7 +1,7 @@
 """One group's operator through one micro-batch: any operator of the protocol, from its snapshot to its snapshot.
 
 ```
-state of batch N-1 ──▶ operator ◀── the batch's rows, ends of inputs, silence
+state of batch N-1 ──▶ operator ◀── the batch's rows, punctuations, ends of inputs, silence
                           │ results ──▶ file
                           ▼ snapshot ──▶ segments
              manifest of batch N, which the first attempt publishes ──▶ results are handed out
@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, SegmentError, SnapshotError, SourceError
-from watersmeet.core.events import Arrive, End, Event, Stall, Status
+from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall, Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.memory import format_bytes
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.delays import Delays
 from watersmeet.spark.kept_operators import Keepable, Kept, KeptOperators, described
+from watersmeet.spark.punctuating import Punctuations
 from watersmeet.spark.result_file import ResultFile, read_results
 from watersmeet.spark.state_directory import RESULTS, GroupState
 from watersmeet.spark.versioned_store import VersionedStore
@@ -54,6 +55,19 @@ class OperatorFactory(Protocol):
     @property
     def output(self) -> pa.Schema:
         """The schema of the results."""
+        ...
+
+    @property
+    def punctuated(self) -> bool:
+        """Whether it makes use of punctuations."""
+        ...
+
+    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
+        """What an operator is told of these."""
+        ...
+
+    def rows_held(self, operator: Keepable, seen: int) -> int:
+        """Rows that an operator remembers, of all that it has seen."""
         ...
 
     def least_memory(self) -> int:
@@ -143,12 +157,14 @@ class OperatorGroup:
         self._kept = kept
         self._times = times
 
-    def run(self, arrivals: Arrivals, ended: frozenset[int]) -> Outcome:
-        """Take a batch's rows, and the ends of inputs; publish the state and hand out the results."""
+    def run(self, arrivals: Arrivals, ended: frozenset[int], told: Punctuations | None = None) -> Outcome:
+        """Take a batch's rows, its punctuations and the ends of inputs; publish the state and hand out the results."""
         digest = [*map(list, zip(arrivals.rows, arrivals.digests, strict=True)), sorted(ended)]
+        if told is not None:
+            digest += told.digest
         manifest = self._group.published()
         if manifest is None:
-            manifest = self._work(arrivals, ended, digest)
+            manifest = self._work(arrivals, ended, told, digest)
             if manifest is None:
                 return Outcome(BatchCounts(list(arrivals.rows)), iter(()))
         elif manifest["run"] != self._group.batch.run and manifest["input"] != digest:
@@ -158,7 +174,9 @@ class OperatorGroup:
             )
         return Outcome(BatchCounts(**manifest["counts"]), read_results(self._group, manifest[RESULTS]))
 
-    def _work(self, arrivals: Arrivals, ended: frozenset[int], digest: list[Any]) -> dict[str, Any] | None:
+    def _work(
+        self, arrivals: Arrivals, ended: frozenset[int], told: Punctuations | None, digest: list[Any]
+    ) -> dict[str, Any] | None:
         """Run the batch and publish what it led to; returns what is published, None if nothing is left to be done."""
         before = self._group.latest()
         finished = set(before["ended"]) if before else set[int]()
@@ -171,7 +189,7 @@ class OperatorGroup:
         results = ResultFile(self._group, self._factory.output, self._shares.results, delays)
         try:
             course = _Course(operator, results, self._fuel, float(self._group.batch.number))
-            course.go(arrivals, ended - finished)
+            course.go(arrivals, iter(()) if told is None else self._factory.punctuations(told), ended - finished)
             results.finish()
             spilled = store.bytes_written
             snapshot = None if course.done else operator.snapshot()
@@ -182,7 +200,7 @@ class OperatorGroup:
                 peak=operator.budget.peak + arrivals.peak,
                 spilled=spilled,
                 written=store.bytes_written + results.nbytes,
-                state_rows=0 if snapshot is None else seen,
+                state_rows=0 if snapshot is None else self._factory.rows_held(operator, seen),
                 state_bytes=0 if snapshot is None else sum(map(store.size, snapshot.segments)),
                 work_left=course.work_left,
                 reactive=course.reactive,
@@ -243,7 +261,7 @@ class OperatorGroup:
 
 
 class _Course:
-    """What happens to an operator in one batch: rows, ends, and then silence as long as the fuel lasts."""
+    """What happens to an operator in one batch: rows, punctuations, ends, then silence as long as the fuel lasts."""
 
     def __init__(self, operator: Keepable, results: ResultFile, fuel: int, now: float) -> None:
         self._operator = operator
@@ -264,10 +282,12 @@ class _Course:
         """Whether the fuel was used up before the work was."""
         return self._status is Status.HAS_WORK
 
-    def go(self, arrivals: Arrivals, ended: frozenset[int]) -> None:
+    def go(self, arrivals: Arrivals, punctuations: Iterator[Punctuate], ended: frozenset[int]) -> None:
         """Run the whole course."""
         for number, rows in arrivals.in_order():
             self._tell(Arrive(number, rows))
+        for punctuation in punctuations:
+            self._tell(punctuation)
         for number in sorted(ended):
             self._tell(End(number))
         if not self.done and self._left > 0:

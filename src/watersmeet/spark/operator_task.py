@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from watersmeet.core.events import Arrive, End, Status
 from watersmeet.spark import kept_operators
 from watersmeet.spark.arrivals import Arrivals
 from watersmeet.spark.metrics import Figures, figures_row, with_figures
 from watersmeet.spark.operator_group import POLL_FUEL, BatchCounts, OperatorFactory, OperatorGroup, Shares
+from watersmeet.spark.punctuating import Punctuations
 from watersmeet.spark.remote_files import CACHE_BYTES, Place, place_of
 from watersmeet.spark.row_layout import RowLayout
-from watersmeet.spark.signs import SIGN_CODES
+from watersmeet.spark.signs import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.source import END
 from watersmeet.spark.state_directory import Owner, StateDirectory
 from watersmeet.spark.task_context import current_batch, scratch_directory
 from watersmeet.spill.file_store import FileStore
+
+Numbers = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,14 @@ class OperatorTask:
         batch, query = current_batch()
         owner = Owner(self.factory.fingerprint, self.groups, query)
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
-        incoming = _Incoming(self)
-        limit = Shares.of(self.memory).arrivals
-        with closing(Arrivals(self.factory.inputs, limit, lambda: FileStore(scratch_directory()))) as arrivals:
+        # Sorting takes as much again of either.
+        limit = Shares.of(self.memory).arrivals * 7 // 8 if self.factory.punctuated else Shares.of(self.memory).arrivals
+        with ExitStack() as stack:
+            arrivals = stack.enter_context(closing(Arrivals(self.factory.inputs, limit, _scratch)))
+            told = None
+            if self.factory.punctuated:
+                told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit // 7, _scratch)))
+            incoming = _Incoming(self, told)
             for each in batches:
                 for number, rows in incoming.take(each):
                     arrivals.add(number, rows)
@@ -93,7 +103,7 @@ class OperatorTask:
             # Elsewhere, two attempts at once may both publish: as both begin from the snapshot, they find the same.
             kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
             work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
-            outcome = work.run(arrivals, frozenset(incoming.ended))
+            outcome = work.run(arrivals, frozenset(incoming.ended), told)
         yield from with_figures(outcome.results)
         yield figures_row(self.factory.output, _figures(outcome.counts, began).as_list())
 
@@ -101,10 +111,12 @@ class OperatorTask:
 class _Incoming:
     """Rows as Spark delivers them, the signs among them taken out."""
 
-    def __init__(self, task: OperatorTask) -> None:
+    def __init__(self, task: OperatorTask, told: Punctuations | None = None) -> None:
+        """`told` takes the punctuations, if anybody is to make use of them."""
         self.group: int | None = None
         self.ended: set[int] = set()
         self._task = task
+        self._told = told
 
     def take(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The ordinary rows of a batch, each piece of one input."""
@@ -116,11 +128,26 @@ class _Incoming:
         if signs.any():
             tags = batch.column(0).to_numpy()
             self.ended.update((tags[signs == SIGN_CODES[END]] % task.layout.kinds).tolist())
+            if self._told is not None:
+                self._punctuate(batch, tags % task.layout.kinds, signs)
             plain = batch.filter(pa.array(signs == 0))
             self.group = int(tags[0]) // task.layout.kinds if self.group is None else self.group
         if plain.num_rows:
             self.group, pieces = task.layout.split(plain, task.factory.inputs, self.group)
             yield from pieces
+
+    def _punctuate(self, batch: pa.RecordBatch, kinds: Numbers, signs: Numbers) -> None:
+        assert self._told is not None
+        layout, inputs = self._task.layout, self._task.factory.inputs
+        for code in (SIGN_CODES[OVER], SIGN_CODES[UP_TO]):
+            for number in range(len(inputs)):
+                rows = batch.filter(pa.array((signs == code) & (kinds == number)))
+                if rows.num_rows:
+                    self._told.take(number, code, layout.rows_of(rows, number, inputs))
+
+
+def _scratch() -> FileStore:
+    return FileStore(scratch_directory())
 
 
 def _figures(counts: BatchCounts, began: float) -> Figures:

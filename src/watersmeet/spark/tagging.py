@@ -13,7 +13,7 @@ from pyspark.sql import types as st
 
 from watersmeet.spark.grouping import group_of, grouping_key, hashed_to
 from watersmeet.spark.row_layout import TAG, RowLayout
-from watersmeet.spark.signs import sign_code
+from watersmeet.spark.signs import OVER, SIGN_CODES, sign_code
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,7 +113,7 @@ class Tagging:
         if self._is_copied(number):
             own = fn.explode(fn.array(*everywhere))
         elif self.signs and self.groups > 1:
-            own = fn.explode(fn.when(sign == 0, fn.array(own)).otherwise(fn.array(*everywhere)))
+            own = fn.explode(fn.when(self._has_one_place(number, sign), fn.array(own)).otherwise(fn.array(*everywhere)))
         return plain.select(own.alias(_PLACE), kind.alias(_KIND), *columns)
 
     def _wakes(self, number: int, woken: int) -> Column:
@@ -122,6 +122,15 @@ class Tagging:
         # the rows' values. Which rows wake others need not be the same when a task is repeated.
         salt = fn.xxhash64(fn.rand(number), *(fn.col(f"c{column}") for column in self.needed[number]))
         return fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * woken)) == 0
+
+    def _has_one_place(self, number: int, sign: Column) -> Column:
+        """Whether a row goes to one group: an ordinary one, or one that says that its own key is over."""
+        if not self.keys[number]:
+            return sign == 0
+        over = sign == SIGN_CODES[OVER]
+        for key in self.keys[number]:
+            over = over & fn.col(f"c{key}").isNotNull()
+        return (sign == 0) | over
 
     def _is_copied(self, number: int) -> bool:
         return self.groups > 1 and not self.keys[number]
