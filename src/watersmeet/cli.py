@@ -1,4 +1,4 @@
-"""The command line: `watersmeet join`, `demo`, `reproduce`, `bench`.
+"""The command line: `watersmeet join` and its kin, `demo`, `reproduce`, `bench`.
 
 A sub-command is one `add_…_parser` function, which says its arguments, and the module whose `main(args)` does the work;
 that module is imported only once the arguments are understood.
@@ -18,8 +18,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from watersmeet.api import Result
     from watersmeet.cli_spark import SparkFileJoin
     from watersmeet.core.spec import Band
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FAILURE = 1
-SHOWN_ROWS = 20
-"""Rows shown where no output file was named."""
 
 
 class Stopped(BaseException):
@@ -58,6 +54,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for add in (
         add_join_parser,
+        add_multijoin_parser,
         add_window_join_parser,
         add_lookup_parser,
         add_demo_parser,
@@ -84,6 +81,20 @@ def add_join_parser(commands: Any) -> Parser:
         help="in this process, or on local Spark (default %(default)s)",
     )
     parser.set_defaults(run=run_join)
+    return parser
+
+
+def add_multijoin_parser(commands: Any) -> Parser:
+    """`watersmeet multijoin`."""
+    from watersmeet.cli_multi import add_arguments
+
+    parser: Parser = commands.add_parser(
+        "multijoin",
+        help="join several files",
+        description="Join two and more files in one operator, on any graph of conditions, within a given memory.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run_multijoin)
     return parser
 
 
@@ -225,6 +236,21 @@ def run_join(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_multijoin(args: argparse.Namespace) -> int:
+    """Join several files into another, or show the first rows."""
+    from watersmeet import api
+    from watersmeet.cli_multi import what_to_join
+
+    wanted = what_to_join(args)
+    _run(
+        args,
+        lambda look: api.multijoin(
+            **wanted, memory=args.memory, algorithm=args.algorithm, spill=args.spill, on_progress=look
+        ),
+    )
+    return 0
+
+
 def run_window_join(args: argparse.Namespace) -> int:
     """Join two files by windows."""
     from watersmeet.core.errors import SpecError
@@ -289,6 +315,7 @@ def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]],
     """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen."""
     from watersmeet import sinks
     from watersmeet.cli_progress import display
+    from watersmeet.cli_table import first_rows, print_table
 
     if args.output is not None:
         sinks.check_target(args.output)
@@ -304,9 +331,9 @@ def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]],
             if args.output is not None:
                 result.write(args.output)
             else:
-                head, rows = _first_rows(result)
+                head, rows = first_rows(result)
                 show.clear()
-                _print_table(result.schema, head, rows)
+                print_table(result.schema, head, rows)
         show.finish(result.progress)
 
 
@@ -319,51 +346,6 @@ def _band(text: str) -> Band:
     if not colon:
         raise SpecError(f"--band {text!r} is not understood; write COLUMN:WIDTH, such as price:0.05 or ts:90s")
     return band(column, parse_width(width))
-
-
-def _first_rows(batches: Any) -> tuple[list[pa.RecordBatch], int]:
-    """A few rows to show, and the number of all."""
-    head: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if rows < SHOWN_ROWS:
-            head.append(batch.slice(0, SHOWN_ROWS - rows))
-        rows += batch.num_rows
-    return head, rows
-
-
-def _print_table(schema: pa.Schema, head: list[pa.RecordBatch], rows: int) -> None:
-    import shutil
-
-    import pyarrow as pa
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    width = shutil.get_terminal_size((100, 24)).columns
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    columns = pa.Table.from_batches(head, schema)
-    # A column needs some characters to say anything: what does not fit is named, not squeezed to nothing.
-    fit = max(1, min(len(schema), width // 10))
-    table = Table(show_lines=False)
-    for field in list(schema)[:fit]:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        table.add_column(Text(field.name), justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
-    shown = [[_cell(value) for value in column.to_pylist()] for column in columns.columns[:fit]]
-    for row in zip(*shown, strict=True):
-        table.add_row(*row)
-    if len(schema):
-        console.print(table)
-    if fit < len(schema):
-        console.print(Text("more columns: " + ", ".join(schema.names[fit:])))
-    more = f", the first {columns.num_rows} shown" if rows > columns.num_rows else ""
-    console.print(f"{rows:,} {'row' if rows == 1 else 'rows'}{more}")
-
-
-def _cell(value: object) -> Any:
-    from rich.text import Text
-
-    return Text("null", style="dim") if value is None else Text(" ".join(str(value).split()))
 
 
 @contextmanager

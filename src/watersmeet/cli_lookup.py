@@ -58,7 +58,7 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
             "on": args.on or None,
             "how": args.how[-1] if args.how else "inner",
         }
-    relations = _by_name(args.relations)
+    relations = paths_by_name(args.relations, "relations")
     on: dict[str, list[str]] = {}
     for text in args.on:
         name, condition = _addressed(text, relations)
@@ -72,16 +72,21 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
     return {"relation": relations, "on": on, "how": how}
 
 
-def _by_name(texts: Sequence[str]) -> dict[str, str]:
-    relations: dict[str, str] = {}
+def paths_by_name(texts: Sequence[str], what: str) -> dict[str, str]:
+    """Paths by the names given before an equals sign, or else by those of their files.
+
+    >>> paths_by_name(["orders=a.csv", "data/items.parquet"], "inputs")
+    {'orders': 'a.csv', 'items': 'data/items.parquet'}
+    """
+    paths: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or not name.isidentifier() or Path(text).exists():
             name, path = Path(text).stem, text
-        if name in relations:
-            raise SpecError(f"two relations are called {name!r}; give them names, such as other={path}")
-        relations[name] = path
-    return relations
+        if name in paths:
+            raise SpecError(f"two {what} are called {name!r}; give them names, such as other={path}")
+        paths[name] = path
+    return paths
 
 
 def _addressed(text: str, relations: Mapping[str, str]) -> tuple[str | None, str]:

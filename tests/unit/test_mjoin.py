@@ -332,11 +332,52 @@ def test_too_little_memory_for_what_was_spilled_is_told_with_true_figures(
             for number, schema in enumerate(schemas.values()):
                 batch = pa.record_batch({name: rng.integers(0, 2000, 50) for name in schema.names}, schema)
                 join.receive(Arrive(number, batch))
-                while join.poll(0.0, 10_000).status is Status.HAS_OUTPUT:
+                while join.poll(0.0, 1 << 20).status is Status.HAS_OUTPUT:
                     pass
+            join.receive(Stall())
+            for _ in range(20):
+                join.poll(0.0, 1 << 14)
 
     with pytest.raises(BudgetError, match=words) as raised:
         work()
     told = re.search(r"spilled takes ([\d.]+) KiB of", str(raised.value))
     records = {name: size for name, size in join.budget.breakdown().items() if re.search("catalogue|history", name)}
     assert told is not None and float(told[1]) == pytest.approx(sum(records.values()) / 1024, abs=0.05)
+
+
+def test_small_runs_become_one_and_every_result_still_comes_once() -> None:
+    """Wide rows in the least memory: each run has few of them, and to remember all runs would fill the memory."""
+    schema = pa.schema({"k": pa.int64(), "wide": pa.string()})
+    asked = MultiSpec.of(dict.fromkeys("rst", schema), ["r.k = s.k", "s.k = t.k"])
+    rng = np.random.default_rng(5)
+    tables = [
+        pa.record_batch({"k": rng.integers(0, 30, 90), "wide": ["x" * int(n) for n in rng.integers(900, 1500, 90)]})
+        for _ in range(3)
+    ]
+    counts = [Counter(table.column("k").to_pylist()) for table in tables]
+    expected = sum(counts[0][key] * counts[1][key] * counts[2][key] for key in range(30))
+    assert expected > 500
+    found, joined = 0, MJoin(asked, MJoin.least_memory(asked), MemoryStore())
+    departures: set[int] = set()
+    for first in range(0, 90, 6):
+        for number, table in enumerate(tables):
+            joined.receive(Arrive(number, table.slice(first, 6)))
+            while (step := joined.poll(0.0, 500)).status is Status.HAS_OUTPUT or step.out is not None:
+                found += 0 if step.out is None else step.out.num_rows
+            joined.check()
+        if first % 30 == 0:
+            joined.receive(Stall())
+            while (step := joined.poll(0.0, 500)).status in (Status.HAS_OUTPUT, Status.HAS_WORK):
+                found += 0 if step.out is None else step.out.num_rows
+    for run in (run for disk in joined.disks for run in disk.runs):
+        departures |= set(np.unique(run.departures(np.arange(run.rows, dtype=np.int32))).tolist())
+    runs = sum(len(disk.runs) for disk in joined.disks)
+    assert runs < len(departures), "some runs have rows that left memory at several ticks"
+    joined = MJoin.restore(asked, joined.snapshot(), joined.budget.total, joined.store)
+    for number in range(3):
+        joined.receive(End(number))
+    while (step := joined.poll(0.0, 500)).status is not Status.DONE:
+        found += 0 if step.out is None else step.out.num_rows
+        joined.check()
+    found += 0 if step.out is None else step.out.num_rows
+    assert found == expected

@@ -146,6 +146,8 @@ def reordered(table: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
     for column in table.columns:
         if column.type in (pa.string_view(), pa.binary_view()):  # slices of views would share all their bytes
             columns.append(plain_array(column).take(pa.array(order)).cast(column.type))
+        elif pa.types.is_dictionary(column.type):  # put together, dictionaries of half floats would be garbled
+            columns.append(column.take(pa.array(order)))
         else:
             columns.append(pa.concat_arrays([column.slice(int(row), 1) for row in order]))
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)

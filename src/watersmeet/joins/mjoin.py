@@ -25,6 +25,8 @@ from watersmeet.state.visits import VisitLedger
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
+_MOST_CATALOGUE = 16
+"""The records of runs may take this part of the memory before small runs are put together."""
 _LEAST_HISTORY = 480
 """Bytes set aside for visits: when all memory is taken by rows, reactive work can still begin."""
 
@@ -96,6 +98,8 @@ class MJoin(MultiwayJoin):
     # --- overflow ---
 
     def _flush(self) -> bool:
+        if self.catalogue.held > self.budget.total // _MOST_CATALOGUE:
+            self._put_runs_together()
         in_memory = np.stack([table.part_rows for table in self.tables])
         victims = self._policy(in_memory, self._spilled, self.clock)
         for number, parts in victims.items():
@@ -108,6 +112,13 @@ class MJoin(MultiwayJoin):
             self._spilled[number, parts] += in_memory[number, parts]
             self.gone[number, parts] = self.clock
         return bool(victims)
+
+    def _put_runs_together(self) -> None:
+        """Remember less: nobody is looking anything up on disk while rows leave memory."""
+        self.clock += 1
+        for table, disk in zip(self.tables, self.disks, strict=True):
+            sizing = self.sizing
+            self.saver.discard(disk.put_together(table.types, self.clock, sizing.page_bytes, sizing.run_rows))
 
     # --- reactive work ---
 

@@ -231,6 +231,9 @@ class WindowedMJoin(MJoin):
             self._latest[number] += [latest] * (len(disk.runs) - len(self._latest[number]))
         return flushed
 
+    def _put_runs_together(self) -> None:
+        """Runs expire one by one: together they would be kept for as long as the newest of them."""
+
     # --- there is nothing to be made up for ---
 
     def _can_react(self) -> bool:

@@ -126,7 +126,7 @@ class InputRows:
             source = self._source(number)
             arrived[at] = source.ticks(rows)
             if isinstance(source, Run):
-                departed[at] = source.departed
+                departed[at] = source.departures(rows)
                 ordinals[at] = rows.astype(np.int64) + source.first_ordinal
         return arrived, departed, ordinals
 

@@ -6,7 +6,8 @@ run   pages of rows (hash, tick, columns) in the order in which they were writte
 ```
 
 Runs are mapped and never loaded, so that looking something up on disk needs no memory but the buffers of the look-up.
-Rows of an input are numbered through by ordinals, in the order in which they left memory.
+Rows of an input are numbered through by ordinals, in the order in which they left memory. To remember a run takes a
+little memory: where that becomes much, runs that follow each other are put together, and their rows keep their order.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ SORT_BYTES = 40
 _EVERYTHING = np.iinfo(np.int64).max
 _RUN_BYTES = 320
 _PAGE_BYTES = 48
+_FEWEST_TOGETHER = 4
+"""Fewer runs are not put together, or the same rows would be written again and again."""
+_AT_SEVERAL_TICKS = -1
 
 
 class ManyStored(Stored, Protocol):
@@ -49,7 +53,7 @@ class ManyStored(Stored, Protocol):
 
 
 class Run:
-    """Rows that left memory at one tick."""
+    """Rows that left memory at one tick, or, of runs that were put together, each at a tick of its own."""
 
     def __init__(self, store: Store, name: str, first_ordinal: int, departed: int, ends: Sequence[int]) -> None:
         self.name = name
@@ -116,6 +120,13 @@ class Run:
     def ticks(self, rows: Int32) -> Int64:
         """When some rows arrived."""
         found: Int64 = self._array("ticks")[rows]
+        return found
+
+    def departures(self, rows: Int32) -> Int64 | int:
+        """When some rows left memory: all at once, or each at its tick."""
+        if self.departed != _AT_SEVERAL_TICKS:
+            return self.departed
+        found: Int64 = self._array("departed")[rows]
         return found
 
     def pages_of(self, rows: Int32) -> int:
@@ -225,6 +236,40 @@ class ManyRuns:
         self.rows += run.rows
         self._numbered = run.first_ordinal + run.rows
 
+    def put_together(self, types: tuple[pa.DataType, ...], tick: int, page_bytes: int, run_rows: int) -> list[str]:
+        """Let runs that follow each other become one of at most so many rows; returns the segments that can go."""
+        gone: list[str] = []
+        first = 0
+        while first < len(self.runs):
+            beyond, rows = first, 0
+            while beyond < len(self.runs) and rows + self.runs[beyond].rows <= run_rows:
+                rows += self.runs[beyond].rows
+                beyond += 1
+            if beyond - first >= _FEWEST_TOGETHER:
+                gone += [run.name for run in self._put_together(first, beyond, types, tick, page_bytes)]
+                beyond = first + 1
+            first = max(beyond, first + 1)
+        return gone
+
+    def _put_together(
+        self, first: int, beyond: int, types: tuple[pa.DataType, ...], tick: int, page_bytes: int
+    ) -> list[Run]:
+        runs = self.runs[first:beyond]
+        together = _RunsTogether(runs, types)
+        rows = np.arange(together.rows, dtype=np.int32)
+        name = f"{self._prefix}-{tick}-from-{runs[0].first_ordinal}"
+        ends = self._write(name, together, rows, page_bytes, together.departures(rows))
+        one = Run(self._store, name, runs[0].first_ordinal, _AT_SEVERAL_TICKS, ends)
+        for run in runs:
+            run.close()
+            self._claim.shrink(run.nbytes)
+            self._meter.pages_read += len(run.ends)
+        self._claim.grow(one.nbytes)
+        self._meter.seeks += len(runs) + 1
+        self._meter.pages_written += len(ends)
+        self.runs[first:beyond] = [one]
+        return runs
+
     def forget(self, run: Run) -> None:
         """Take a run out of the catalogue; its segment is still there."""
         run.close()
@@ -248,7 +293,9 @@ class ManyRuns:
             yield number, np.arange(start, start + size, dtype=np.int32)
             first, count, number = first + size, count - size, number + 1
 
-    def _write(self, name: str, table: ManyStored, rows: Int32, page_bytes: int) -> list[int]:
+    def _write(
+        self, name: str, table: ManyStored, rows: Int32, page_bytes: int, departures: Int64 | None = None
+    ) -> list[int]:
         writer = SegmentWriter(self._store, name, page_schema(table.types))
         ends: list[int] = []
         try:
@@ -259,6 +306,8 @@ class ManyRuns:
                 writer.write_page(pa.RecordBatch.from_arrays(arrays, schema=writer.schema))
                 ends.append(stop)
             writer.add_array("ticks", table.ticks(rows))
+            if departures is not None:
+                writer.add_array("departed", departures)
             for attribute in range(self._attributes):
                 hashes = table.attribute_hashes(attribute, rows)
                 order = np.argsort(hashes, kind="stable").astype(np.int32)
@@ -304,6 +353,47 @@ class ManyRuns:
             assert run.first_ordinal >= at and run.rows > 0
             at = run.first_ordinal + run.rows
         assert sum(run.rows for run in self.runs) == self.rows and at <= self._numbered
+
+
+class _RunsTogether:
+    """The rows of runs that follow each other, numbered through."""
+
+    def __init__(self, runs: Sequence[Run], types: tuple[pa.DataType, ...]) -> None:
+        self._runs = runs
+        self._ends = np.cumsum([run.rows for run in runs])
+        self.types = types
+        self.rows = int(self._ends[-1])
+
+    def _by_run(self, rows: Int32) -> Iterator[tuple[Run, slice, Int32]]:
+        """Runs, which of the ascending rows each has, and their numbers there."""
+        start = 0
+        for run, end in zip(self._runs, self._ends.tolist(), strict=True):
+            stop = int(np.searchsorted(rows, end))
+            if stop > start:
+                yield run, slice(start, stop), rows[start:stop] - np.int32(end - run.rows)
+            start = stop
+
+    def hashes(self, rows: Int32) -> Int64:
+        return self.attribute_hashes(0, rows)
+
+    def attribute_hashes(self, attribute: int, rows: Int32) -> Int64:
+        return np.concatenate([run.attribute_hashes(attribute, own) for run, _, own in self._by_run(rows)])
+
+    def ticks(self, rows: Int32) -> Int64:
+        return np.concatenate([run.ticks(own) for run, _, own in self._by_run(rows)])
+
+    def departures(self, rows: Int32) -> Int64:
+        departures = np.empty(len(rows), np.int64)
+        for run, at, own in self._by_run(rows):
+            departures[at] = run.departures(own)
+        return departures
+
+    def gather(self, column: int, rows: Int32) -> pa.Array:
+        return pa.concat_arrays([run.gather(column, own) for run, _, own in self._by_run(rows)])
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        for run, at, own in self._by_run(rows):
+            run.widen(column, own, widths[at])
 
 
 def _stretches(table: ManySide, parts: Sequence[int], most: int) -> Iterator[Int32]:
