@@ -14,11 +14,13 @@ from watersmeet.spark.grouping import hashed_to
 from watersmeet.spark.routing import Role
 from watersmeet.spark.row_layout import TAG, RowLayout
 from watersmeet.spark.tagging import Tagging, places_by_id
+from watersmeet.spark.workers import is_connected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _HASH = "key_hash"
+_SLOT = "slot"
 _WAKE = "wake"
 _PLACES = "array<struct<place: int, kind: int>>"
 ANSWER = f"routing struct<slots: array<int>, wakes: {_PLACES}, hot: map<int, array<array<{_PLACES}>>>>"
@@ -39,10 +41,11 @@ class RoutedTagging(Tagging):
         """The rows of both, each slot's in a task of its own."""
         rows = self._routed(left, 0, answer, slots).union(self._routed(right, 1, answer, slots))
         slot = answer.getField("slots")[fn.expr(f"cast({TAG} div {self.layout.kinds} as int)")]
-        if places_by_id():
-            return rows.repartitionById(slots, slot)
-        # Spark sends a row where the hash of the expression says.
-        return rows.repartition(slots, fn.array(*map(fn.lit, hashed_to(slots)))[slot])
+        if not places_by_id():  # Spark sends a row where the hash of the expression says
+            return rows.repartition(slots, fn.array(*map(fn.lit, hashed_to(slots)))[slot])
+        if is_connected(rows.sparkSession):  # Spark Connect knows no subqueries among the arguments
+            return rows.withColumn(_SLOT, slot).repartitionById(slots, fn.col(_SLOT)).drop(_SLOT)
+        return rows.repartitionById(slots, slot)
 
     def _routed(self, frame: DataFrame, number: int, answer: Column, slots: int) -> DataFrame:
         plain = self._known(frame, number, fn.lit(0))

@@ -40,6 +40,11 @@ def portable(task: Task, session: SparkSession) -> Task:
     return run
 
 
+def is_connected(session: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect."""
+    return getattr(session, "_sc", None) is None
+
+
 def use_own_python(session: SparkSession) -> None:
     """Where the workers run on this machine and nobody has said with which Python: with this one, not the path's."""
     context = getattr(session, "_sc", None)  # there is none under Spark Connect, whose server chooses
