@@ -142,3 +142,14 @@ def test_nothing_is_lost_or_moved(limit: int, sizes: list[int]) -> None:
         taken += numbers.tolist()
     assert taken == list(range(len(taken)))
     assert len(taken) + intake.rows == first
+
+
+def test_a_dictionary_counts_with_its_values() -> None:
+    """Large batches are cut by what their values take, not by the few bits that number them."""
+    words = pa.array([f"{i}" * 500 for i in range(8)])
+    column = pa.DictionaryArray.from_arrays(pa.array(np.arange(64) % 8, pa.int8()), words)
+    plain, encoded = Intake(512), Intake(512)
+    plain.add(pa.record_batch({"n": pa.array(range(64), pa.int64())}))
+    encoded.add(pa.record_batch({"n": column}))
+    assert plain.next()[0].num_rows == 56  # of nine bytes, validity and all
+    assert encoded.next()[0].num_rows < 20

@@ -27,11 +27,13 @@ class Received:
 
 
 def _row_width(schema: pa.Schema) -> int | None:
-    """Bytes of a row, each value with its bit of validity; None if rows differ. Measuring a batch takes longer."""
-    try:
-        return -(-sum(type_.bit_width + 1 for type_ in schema.types) // 8) or 1
-    except ValueError:
+    """Bytes of a row, each value with its bit of validity; None if rows differ, or have values that lie elsewhere.
+
+    Measuring a batch takes longer.
+    """
+    if not all(pa.types.is_primitive(type_) or pa.types.is_decimal(type_) for type_ in schema.types):
         return None
+    return -(-sum(type_.bit_width + 1 for type_ in schema.types) // 8) or 1
 
 
 class Intake:
