@@ -255,7 +255,8 @@ class Windows:
 
     The disk is the thesis's IBM 9LZX. The thesis gives no CPU costs: they are fitted. Those of the MJoin paper, of a
     processor of 1 GHz, are divided by `faster`, which is 3.4 for the thesis's processor of 3.4 GHz, times what lets
-    EWJ, which compares each row with all others in memory, keep up with 250 rows a second and not with 300, as there.
+    EWJ, which compares each row with all others in memory, keep up with 250 rows a second and not with 300, as there,
+    at a fifth of the scale.
     The same processor then runs AH-EWJ and RPWJ, for which nothing is fitted.
     """
 
