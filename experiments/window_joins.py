@@ -15,8 +15,8 @@ _KEEPS_UP = 0.02
 """Of all rows, at most, wait at the end."""
 _FITTED = (
     "The CPU's speed is fitted, at a fifth of the scale: there EWJ keeps up with 250 rows a second and not with 300, "
-    "as in the thesis. So the first claim is no finding; what is found is what happens beside it, and what AH-EWJ and RPWJ do "
-    "with the same CPU."
+    "as in the thesis. So the first claim is no finding; what is found is what happens beside it, and what AH-EWJ and "
+    "RPWJ do with the same CPU."
 )
 
 _SCALE = (
