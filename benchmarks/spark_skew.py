@@ -30,7 +30,7 @@ def spark_skew(settings: Settings) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
         place = Path(directory)
         ids = _keys(settings.rows(ROWS))
-        at = write_by_time(place / "all", ids, SECONDS, FILES)
+        at = write_by_time(place / "all", ids, max(1, round(SECONDS * settings.scale)), FILES)
         expected = pairs_within(ids, at, SKEWED_MS * 1_000)
         contestants = {name: partial(_measure, name, place) for name in ("skew parallel", "skew static")}
         runs = take_turns(contestants, min(MOST_REPEATS, settings.repeat))

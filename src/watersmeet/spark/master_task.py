@@ -60,10 +60,13 @@ class MasterTask:
         if known is not None:
             return known
         before = files.before()
-        again = files.repeated()
         newest = Marks(directory, 2, NEVER).before()
         now = _now()
-        routing = again or self._next(before, files, newest, batch.number, batch.run, now)
+        again = files.repeated()
+        if again is not None:
+            routing = replace(again, epoch=batch.number, began=now)  # an epoch is of one run
+        else:
+            routing = self._next(before, files, newest, batch.number, batch.run, now)
         settled = files.publish(replace(routing, run=batch.run, settled=now))
         files.clean(settled.epoch)
         return settled
