@@ -14,6 +14,7 @@ from benchmarks.growth import Sampler, forget_peak, peak
 from benchmarks.inputs import BATCH_ROWS
 from benchmarks.peer import engine
 from benchmarks.rounds import Settings, middle, take_turns
+from benchmarks.symmetric_peer import datafusion_pairs
 from watersmeet import planner
 from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
 from watersmeet.core.spec import parse_on
@@ -158,5 +159,10 @@ def window(settings: Settings) -> Iterator[Figure]:
     yield Figure("growth in a tenth", middle(runs["tenth"], lambda one: one.growth / 1e6), "MB", target=allowed)
     half = (rates["memory"] or 0.0) * 1e6 / 2
     yield Figure("p99 delay, half the rate", 1e3 * run(streams, plenty, pace=half).p99, "ms", target=Target("<=", 200))
-    every = {one.pairs for each in runs.values() for one in each} | ({peer_pairs} if peer_pairs is not None else set())
+    every = {one.pairs for each in runs.values() for one in each}
+    if settings.peers:
+        symmetric = datafusion_pairs(streams.left, streams.right, streams.window)
+        yield Figure("in memory, beside DataFusion", rates["memory"], "M rows/s", symmetric.rate / 1e6)
+        yield Figure("the same, which only reads", rates["memory"], "M rows/s", symmetric.reading / 1e6)
+        every |= {peer_pairs, symmetric.pairs}
     yield exactness(len(every) - 1, "wrong runs, by number of pairs")

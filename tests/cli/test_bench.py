@@ -218,3 +218,10 @@ def test_checksum_sees_a_row_that_is_lost_doubled_or_mixed_up(modules: Any) -> N
     assert checksum(joined.slice(1)) != expected
     assert checksum(joined.slice(1), joined.slice(1, 1)) != expected
     assert checksum(mixed) != expected
+
+
+def test_the_peer_that_joins_endless_streams_finds_the_same_pairs(modules: Any) -> None:
+    window = modules("window")
+    streams = window.Streams.of(30_000, 5_000, 2_000)
+    found = modules("symmetric_peer").datafusion_pairs(streams.left, streams.right, streams.window)
+    assert found.pairs == window.run(streams, 64 << 20).pairs > 0
