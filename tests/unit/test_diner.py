@@ -171,6 +171,29 @@ def test_the_running_join_keeps_the_invariant() -> None:
 # --- memory ---
 
 
+def test_pauses_read_several_pages_at_once_in_memory_that_arrivals_get_back() -> None:
+    rng = np.random.default_rng(5)
+    join, pairs = diner(), []
+    keys = [rng.integers(0, 3000, 3000) for _ in range(2)]
+    claimed = given_back = 0
+    for start in range(0, 3000, 100):
+        for side in (LEFT, RIGHT):
+            arrive(join, side, keys[side][start : start + 100], pairs)
+            given_back += claimed > 0 and not join.budget.breakdown()["inner pages"]
+        join.receive(Stall())
+        for _ in range(4):
+            step = join.poll(0.0, 300)
+            join.check()
+            claimed += join.phase == "reactive" and join.budget.breakdown()["inner pages"] >= join.sizing.page_bytes
+            if step.out is not None:
+                pairs += zip(*(column.to_pylist() for column in step.out.columns), strict=True)
+    assert claimed > 5 and given_back > 5
+    for side in (LEFT, RIGHT):
+        join.receive(End(side))
+    work_off(join, pairs, (Status.DONE,))
+    assert sorted(pairs) == all_pairs(join, *keys)
+
+
 def test_values_that_bring_nothing_leave_first() -> None:
     """The values of both inputs rise: what both bring now stays, and nearly all results come early."""
     join, pairs = diner(), []
