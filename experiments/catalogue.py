@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import watersmeet as wm
@@ -66,16 +67,17 @@ def main(args: argparse.Namespace) -> int:
             raise SpecError(f"{Path(target).absolute().parent} is not a directory; {target} cannot be written")
     kept = None if args.keep is None else Kept(Path(args.keep), [Path(__file__).parent, Path(wm.__file__).parent])
     outcomes: list[report.Outcome] = []
-    for experiment, results in run_all(chosen, args.scale, range(1, seeds + 1), args.jobs, kept=kept):
-        outcome = report.Outcome.of(experiment, results)
-        outcomes.append(outcome)
-        report.show(outcome)
-        if out is not None:
-            report.write_files(outcome, out)
-        if args.json is not None:
-            report.write_json(Path(args.json), outcomes)
-        if args.markdown is not None:
-            report.write_page(Path(args.markdown), outcome, [each.id for each in EXPERIMENTS])
+    with closing(run_all(chosen, args.scale, range(1, seeds + 1), args.jobs, kept=kept)) as found:
+        for experiment, results in found:
+            outcome = report.Outcome.of(experiment, results)
+            outcomes.append(outcome)
+            report.show(outcome)
+            if out is not None:
+                report.write_files(outcome, out)
+            if args.json is not None:
+                report.write_json(Path(args.json), outcomes)
+            if args.markdown is not None:
+                report.write_page(Path(args.markdown), outcome, [each.id for each in EXPERIMENTS])
     report.show_summary(outcomes)
     return 0
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from multiprocessing.connection import Connection
+from threading import Thread
+from types import TracebackType
 from typing import TextIO
 
 from experiments.kept import Kept
@@ -25,7 +30,7 @@ def run_all(
     jobs: int = 2,
     progress: TextIO | None = None,
     kept: Kept | None = None,
-) -> Iterator[tuple[Experiment, Results]]:
+) -> Generator[tuple[Experiment, Results], None, None]:
     """Run everything that is not kept; yields each experiment as soon as it and those before it are complete."""
     wanted = {experiment.id: list(seeds[:1] if experiment.fixed else seeds) for experiment in experiments}
     work: dict[Work, Cell] = {}
@@ -68,9 +73,7 @@ class _Found:
         work = {key: cell for key, cell in work.items() if key not in self._done}
         self._running: dict[Work, Future[Measured]] = {}
         if jobs > 1 and len(work) > 1:
-            # Not forked: a fork would copy locks that the threads of this process may hold.
-            pool = ProcessPoolExecutor(min(jobs, len(work)), multiprocessing.get_context("spawn"))
-            cleanup.callback(pool.shutdown, wait=True, cancel_futures=True)
+            pool = cleanup.enter_context(_Processes(min(jobs, len(work)))).pool
             for key, cell in work.items():
                 future = pool.submit(cell.run, scale, key[1])
                 future.add_done_callback(partial(self._keep, cell, key[1]))
@@ -95,6 +98,39 @@ class _Found:
             return self._done[key]
         except WatersmeetError as error:
             raise WatersmeetError(f"{experiment}, {name}, seed {seed}: {error}") from error
+
+
+class _Processes:
+    """Processes that end with this one: whoever interrupts or kills it does not leave them to finish their cells."""
+
+    def __init__(self, jobs: int) -> None:
+        # Not forked: a fork would copy locks that the threads of this process may hold.
+        context = multiprocessing.get_context("spawn")
+        # Nothing is ever sent: the other end is closed by us, or by the system if we are killed.
+        theirs, self._ours = context.Pipe(duplex=False)
+        self.pool = ProcessPoolExecutor(jobs, context, _end_with, (theirs,))
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        """Wait for cells that run, as they are kept; an interrupt waits for nothing."""
+        if kind is not None and not issubclass(kind, Exception):
+            self._ours.close()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._ours.close()
+
+
+def _end_with(parent: Connection) -> None:
+    """In a process of the pool: end as soon as the other end of the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all of us; the parent decides
+    Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
+
+
+def _wait_for_end(parent: Connection) -> None:
+    with suppress(EOFError, OSError):
+        parent.recv()
+    os._exit(1)
 
 
 class _Progress:

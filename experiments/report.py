@@ -84,8 +84,12 @@ def show_summary(outcomes: Sequence[Outcome]) -> None:
     verdicts = [verdict for outcome in outcomes for _, verdict in outcome.verdicts]
     holding = sum(verdict.holds for verdict in verdicts)
     scales = ", ".join(sorted({f"{outcome.scale:g}" for outcome in outcomes}))
-    seeds = max((outcome.seeds for outcome in outcomes), default=0)
-    Console(highlight=False).print(f"{holding} of {len(verdicts)} claims hold, at scale {scales}, with {seeds} seeds")
+    seeds = _seeds(max((outcome.seeds for outcome in outcomes), default=0))
+    Console(highlight=False).print(f"{holding} of {len(verdicts)} claims hold, at scale {scales}, with {seeds}")
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _failing(outcome: Outcome) -> list[tuple[str, str]]:
@@ -180,13 +184,11 @@ def write_page(path: Path, outcome: Outcome, order: Sequence[str]) -> None:
 
 def _section(outcome: Outcome, path: Path) -> str:
     experiment = outcome.experiment
-    seeds = f"{outcome.seeds} seeds" if outcome.seeds > 1 else "one seed"
+    said = f"{experiment.paper}, {experiment.figure}. Scale {outcome.scale:g}, {_seeds(outcome.seeds)}."
     lines = [
         f"## {experiment.id}: {experiment.title}",
         "",
-        " ".join(
-            [f"{experiment.paper}, {experiment.figure}. Scale {outcome.scale:g}, {seeds}.", experiment.note]
-        ).strip(),
+        " ".join([said, experiment.note]).strip(),
         "",
         "| claim | paper | measured | holds? |",
         "|---|---|---|---|",

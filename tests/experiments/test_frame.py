@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,9 @@ def test_a_claim_that_does_not_hold_shows_as_such(
     table = capsys.readouterr().out
     assert max(map(len, table.splitlines())) <= 80
     assert "NO" in table and "fair-wins: not explained yet." in table and "1 of 2 claims hold" in table
+    assert "at scale 0.1, with 3 seeds" in table
+    assert run("all", "--seeds", "1") == 0
+    assert "at scale 0.1, with one seed" in capsys.readouterr().out
 
 
 def test_curves_become_csv_and_pictures(coin: Any, tmp_path: Path) -> None:
@@ -174,6 +181,51 @@ def test_processes_give_what_one_process_gives(modules: Any, tmp_path: Path) -> 
         arguments = ["reproduce", "rpj-flush", "--seeds", "2", "--scale", "0.002", "--jobs", jobs]
         assert cli.run([*arguments, "--json", str(tmp_path / f"{jobs}.json")]) == 0
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+
+def measure(scale, seed, folder):
+    Path(folder, f"{os.getpid()}.begun").touch()
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        pass
+"""
+SLOW_RUN = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import slow
+from experiments import catalogue
+from experiments.model import Cell, Experiment
+from watersmeet import cli
+
+cells = {"slow": Cell(slow.measure, folder=sys.argv[2])}
+catalogue.EXPERIMENTS = (Experiment("slow-1", "", "", "Busy", cells, [], lambda results: []),)
+sys.exit(cli.run(["reproduce", "slow-1", "--seeds", "3", "--jobs", "2"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_processes_end_with_the_one_that_started_them(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-c", SLOW_RUN, str(reproduce.find_experiments().parent), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 120
+        while len(list(tmp_path.glob("*.begun"))) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.02)
+        process.send_signal(number)
+        # All processes have these pipes, so that they are at their end when the last one is.
+        output, error = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, output) == (code, "")
+    assert "Traceback" not in error
 
 
 def test_what_was_kept_is_not_measured_again(coin: Any, modules: Any, tmp_path: Path) -> None:
