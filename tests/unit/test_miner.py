@@ -105,9 +105,25 @@ def test_the_region_with_the_fewest_results_a_row_is_flushed_whatever_its_attrib
     assert sorted(set(before) - set(after)) == sorted(before)[:4]
     assert all(index.lengths == [32] for index in run.join.table(1).indexes)
     assert regions[0].joins.tolist() == [5, 50, 5], "a flush that follows at once goes by the same counts"
+    run.arrive(1, a=[100], b=[100])
+    assert regions[1].joins.tolist() == [5, 50, 1], "and so does one that rows of the same input bring about"
     run.arrive(0, a=[7], b=[7])
-    assert not any(each.joins.any() for each in regions), "and the next rows begin anew, for all attributes"
+    assert not any(each.joins.any() for each in regions), "rows of another input begin anew, for all attributes"
     assert (regions[0].lower, regions[0].upper) == tuple(sorted(after)[i] for i in (3, -4))
+
+
+def test_what_the_others_asked_for_stays_when_an_input_needs_room_batch_after_batch() -> None:
+    run = Run(chain("rs"), grain=Grain(block_rows=10))
+    run.arrive(0, a=np.arange(100), b=np.arange(100))
+    run.join.flush(0)
+    run.arrive(1, a=[*range(5), 200], b=[0] * 6)  # of the lowest keys, and of one that is yet to come
+    for key in (200, 201, 202):
+        run.join.flush(0)
+        run.arrive(0, a=[key], b=[0])
+    table = run.join.table(0)
+    assert set(range(5)) <= set(table.words(0)[table.rows_of()].tolist())
+    run.end()
+    assert run.is_exact()
 
 
 def test_a_row_that_stays_in_the_index_of_another_attribute_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

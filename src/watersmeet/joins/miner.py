@@ -71,8 +71,9 @@ class Miner(MultiwayJoin):
     Where this differs from the paper:
 
     - Rows are looked up and flushed by batches; a block is a quarter of an input's share of the memory.
-    - A batch may need several flushes at once, which all go by the same counts of results; and selectivity factors,
-      which a flush zeroes, stay in use until they have been measured again.
+    - A batch may need several flushes at once, which all go by the same counts of results, as do those of an input's
+      next batches if no other input's rows come between; and selectivity factors, which a flush zeroes, stay in use
+      until they have been measured again.
     - If regions of several attributes have brought equally few results, the attributes take turns.
     - Blocks are looked up where they lie, each through its own index of every attribute. A partial combination that
       meets nothing in any block of the next input is not carried on through the blocks of those behind it, and few
@@ -171,10 +172,14 @@ class Miner(MultiwayJoin):
                 self.table(number).note_results(rows, counted)
 
     def admit(self, arrival: Arrival, count: int) -> int:
-        """Make room for new rows, from which on results are counted anew if that took a flush."""
+        """Make room for new rows, from which on results are counted anew if that took a flush.
+
+        An input's own rows tell nothing of those that it has in memory, so its counts begin with rows of another one.
+        """
         admitted = super().admit(arrival, count)
-        for regions in self.regions:
-            regions.rows_arrive()
+        for number, regions in enumerate(self.regions):
+            if number != arrival.driver:
+                regions.rows_arrive()
         return admitted
 
     def _flush(self) -> bool:

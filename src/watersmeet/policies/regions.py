@@ -148,7 +148,8 @@ class Regions:
 class AttributeRegions:
     """One input's regions for each of its join attributes; results count in one region of every attribute.
 
-    Counts begin anew with the first rows that arrive after a flush: one that follows at once goes by those of the last.
+    Counts begin anew with the first rows of another input after a flush: one that follows at once, or for more rows of
+    the same input, goes by those of the last. Rows of its own input are no measure: they find rows of the others.
 
     >>> both = AttributeRegions(2)
     >>> words = [np.arange(10), np.arange(10) * 100]
@@ -183,7 +184,7 @@ class AttributeRegions:
         self._flushed = True
 
     def rows_arrive(self) -> None:
-        """Rows are about to be looked up, on any input: begin to count, if there was a flush."""
+        """Rows of another input are about to be looked up: begin to count, if there was a flush."""
         if self._flushed:
             for regions in self.attributes:
                 regions.joins[:] = 0
