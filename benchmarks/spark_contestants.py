@@ -31,6 +31,8 @@ def session(contestant: str) -> Any:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        # No bound but that on rows: Spark else adds up the bytes of an Arrow batch for every row that it puts into it.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     }
     if contestant.endswith("rocksdb"):
         # What a batch changed is uploaded, and not the whole state each time.

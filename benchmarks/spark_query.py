@@ -1,10 +1,11 @@
 """A process that runs queries on Spark, one after the other, and says how each went.
 
-    python -m benchmarks.spark_query CONTESTANT '[{"inputs": ..., "place": ..., "files": 4}, ...]'
+    python -m benchmarks.spark_query CONTESTANT '[{"inputs": ..., "place": ..., "files": 4}, ...]' SECONDS
 
 Each step lets the files of `inputs` appear in `place` and works them off: as a stream, so many files of each side in a
 batch, with state and checkpoint in `place` (where an earlier step has left some, the query goes on from there), or in
-one pass where `files` is 0. The answer is a JSON list with an account of each step.
+one pass where `files` is 0. The answer is a JSON list with an account of each step. Before that, the first step is
+carried out elsewhere, over and over until SECONDS are over, so that Java has compiled most of what it is going to.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +60,10 @@ class Account:
         return sum(self.rows[skipped:]) / sum(self.seconds[skipped:])
 
 
-def measure(contestant: str, *steps: Step) -> list[Account]:
-    """Let a new process run these steps."""
-    command = [sys.executable, "-m", "benchmarks.spark_query", contestant, json.dumps([asdict(step) for step in steps])]
+def measure(contestant: str, *steps: Step, warm_up: float = 0.0) -> list[Account]:
+    """Let a new process run these steps, after so many seconds of warming up."""
+    told = json.dumps([asdict(step) for step in steps])
+    command = [sys.executable, "-m", "benchmarks.spark_query", contestant, told, str(warm_up)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise WatersmeetError(f"{' '.join(command[1:4])} failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -150,20 +153,33 @@ def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], 
     return [time.perf_counter() - began], [0], observation.get["results"], 0
 
 
-def main(contestant: str, steps: Sequence[Step]) -> list[Account]:
+def main(contestant: str, steps: Sequence[Step], warm_up: float = 0.0) -> list[Account]:
     """Run the steps in one session."""
     spark = session(contestant)
-    accounts = []
-    for step in steps:
-        add_files(Path(step.place), Path(step.inputs))
-        watch = Watch()
-        watch.start()
-        seconds, rows, results, state = (_stream if step.files else _in_one_pass)(spark, contestant, step)
-        accounts.append(Account(seconds, rows, results, *watch.stop(), state))
+    began = time.monotonic()
+    while time.monotonic() - began < warm_up:
+        with tempfile.TemporaryDirectory(dir=Path(steps[0].place).parent) as directory:
+            _run(spark, contestant, replace(steps[0], place=f"{directory}/warm-up"))
+        _let_go(spark)
+    accounts = [_run(spark, contestant, step) for step in steps]
     spark.stop()
     return accounts
 
 
+def _run(spark: Any, contestant: str, step: Step) -> Account:
+    add_files(Path(step.place), Path(step.inputs))
+    watch = Watch()
+    watch.start()
+    seconds, rows, results, state = (_stream if step.files else _in_one_pass)(spark, contestant, step)
+    return Account(seconds, rows, results, *watch.stop(), state)
+
+
+def _let_go(spark: Any) -> None:
+    """Let Spark forget the state of queries that are over, which it would otherwise hold for another minute or so."""
+    spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    spark._jvm.System.gc()
+
+
 if __name__ == "__main__":
-    told = main(sys.argv[1], [Step(**step) for step in json.loads(sys.argv[2])])
+    told = main(sys.argv[1], [Step(**step) for step in json.loads(sys.argv[2])], float(sys.argv[3]))
     print(json.dumps([asdict(account) for account in told]))

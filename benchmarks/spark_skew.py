@@ -14,14 +14,16 @@ from benchmarks.rounds import Settings, middle, take_turns
 from benchmarks.spark_inputs import pairs_within, write_by_time
 from benchmarks.spark_query import Account, Step, measure
 from benchmarks.spark_verbs import SKEWED_MS
+from benchmarks.spark_warm import WARM_UP
 
 ROWS = 1_000_000
 FILES = 20
 SECONDS = 1_000
 """From the first row to the last."""
 HOT = 0.3
-WARM_UP = 6
-"""Batches that are left out: in them, Java compiles, and the key is found and split."""
+FILES_PER_BATCH = 2
+SKIPPED = 4
+"""Batches that are left out: in them, the key is found and split."""
 MOST_REPEATS = 3
 
 
@@ -34,7 +36,7 @@ def spark_skew(settings: Settings) -> Iterator[Figure]:
         expected = pairs_within(ids, at, SKEWED_MS * 1_000)
         contestants = {name: partial(_measure, name, place) for name in ("skew parallel", "skew static")}
         runs = take_turns(contestants, min(MOST_REPEATS, settings.repeat))
-    rates = {name: middle(each, lambda run: run.rate(skipped=WARM_UP)) for name, each in runs.items()}
+    rates = {name: middle(each, lambda run: run.rate(skipped=SKIPPED)) for name, each in runs.items()}
     times = {name: middle(each, lambda run: 1e6 * run.cpu / sum(run.rows)) for name, each in runs.items()}
     target = Target(">=", 1.5, of_ratio=True)
     yield Figure("rows a second, against static", rates["skew parallel"], "/s", rates["skew static"], target)
@@ -55,4 +57,5 @@ def _keys(rows: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
 def _measure(contestant: str, place: Path) -> Account:
     """One query over all rows."""
     with tempfile.TemporaryDirectory(dir=place) as directory:
-        return measure(contestant, Step(str(place / "all"), f"{directory}/measured", 1))[0]
+        step = Step(str(place / "all"), f"{directory}/measured", FILES_PER_BATCH)
+        return measure(contestant, step, warm_up=WARM_UP)[0]

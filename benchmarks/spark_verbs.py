@@ -12,8 +12,8 @@ MEMORY = "512 MiB"
 PARTITIONS = 2
 WINDOW = 200
 """Seconds that the times of two rows may differ by."""
-SKEWED_MS = 200
-"""Milliseconds, where one key has many rows: about 120 of the other side at the usual size."""
+SKEWED_MS = 400
+"""Milliseconds, where one key has many rows: about 240 of the other side at the usual size."""
 MANY = ("a", "b", "c", "d")
 MANY_SCHEMA = "p long, q long, number long, watersmeet_event string"
 ONE_KEY = ("p", "p")

@@ -78,7 +78,7 @@ def range_names(table: pa.Table) -> list[str]:
 
 
 def _figures(query: Any) -> list[Any]:
-    return [progress.observedMetrics["watersmeet state"] for progress in query.recentProgress]
+    return [progress.observedMetrics["watersmeet state"]["figures"] for progress in query.recentProgress]
 
 
 def test_rows_spill_and_every_pair_comes_once_by_the_last_end(spark: Any, tmp_path: Path) -> None:

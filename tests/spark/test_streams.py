@@ -127,7 +127,7 @@ def test_every_task_fails_after_its_state_was_published_and_the_sink_has_every_p
     query.awaitTermination()
     assert len(list(failures.iterdir())) == 3 * 2
     assert rows_of(spark.read.parquet(out)) == rows_of(own_join(*streams.frames(), ["k0"]).where("l_number % 2 = 0"))
-    figures = [progress.observedMetrics["watersmeet state"] for progress in query.recentProgress]
+    figures = [progress.observedMetrics["watersmeet state"]["figures"] for progress in query.recentProgress]
     assert [sum(each[name] for each in figures) for name in ("left_rows", "right_rows", "results")] == [
         *(frame.where("k0 is not null").count() for frame in streams.frames()),
         own_join(*streams.frames(), ["k0"]).count(),

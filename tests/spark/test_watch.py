@@ -23,7 +23,7 @@ _FIGURES = dict.fromkeys(SCALARS, 0) | {
 
 
 def _event(batch: int, **figures: Any) -> Any:
-    row = Row(**(_FIGURES | figures))
+    row = Row(figures=Row(**(_FIGURES | figures)))
     progress = SimpleNamespace(
         runId="run", batchId=batch, batchDuration=1200, observedMetrics={"watersmeet orders": row, "other": Row(x=1)}
     )
@@ -69,7 +69,9 @@ def test_figures_are_found_by_their_names_in_either_form() -> None:
     progress = _event(3).progress
     assert figures(progress) == {"orders": _FIGURES}
     fields = [{"name": name, "type": "long"} for name in _FIGURES]
-    progress.observedMetrics = {"watersmeet orders": Row(values=list(_FIGURES.values()), schema={"fields": fields})}
+    inner = {"values": list(_FIGURES.values()), "schema": {"fields": fields}}
+    outer = Row(values=[inner], schema={"fields": [{"name": "figures", "type": "struct"}]})
+    progress.observedMetrics = {"watersmeet orders": outer}
     assert figures(progress) == {"orders": _FIGURES}
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.drivers.progress import Progress
+from watersmeet.spark.metrics import figures
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -36,15 +37,14 @@ class BatchReport:
     def of(cls, progress: Any) -> BatchReport:
         """What one `StreamingQueryProgress` says."""
         offsets = [_offset(source.endOffset) for source in progress.sources]
-        observed = [row.asDict() for name, row in progress.observedMetrics.items() if name.startswith("watersmeet ")]
-        figures = observed[0] if observed and observed[0].get("results") is not None else {}
+        observed = next(iter(figures(progress).values()), {})
         return cls(
             number=progress.batchId,
             began=datetime.fromisoformat(progress.timestamp).timestamp(),
             seconds=progress.durationMs.get("triggerExecution", 0) / 1e3,
             taken=tuple(offset.get("rows", 0) for offset in offsets),
             ended=all(offset.get("ended", False) for offset in offsets),
-            figures=figures,
+            figures=observed if observed.get("results") is not None else {},
         )
 
     def is_last(self) -> bool:

@@ -73,8 +73,8 @@ def join(
 
     What each batch of a stream did is in its progress: `watersmeet.spark.figures` takes the rows of each input,
     results, memory, bytes written and spilled, the rows and bytes of the state (of the groups that had rows in the
-    batch), and more out of `observedMetrics["watersmeet NAME"]`, NAME being the state directory's, and
-    `watersmeet.spark.Watch` draws it.
+    batch), and more out of `observedMetrics["watersmeet NAME"]["figures"]`, NAME being the state directory's,
+    and `watersmeet.spark.Watch` draws it.
 
     :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
         band alone, all rows go to one task; add an equality where there is one.

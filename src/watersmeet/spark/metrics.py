@@ -2,7 +2,9 @@
 
 Spark's observed metrics are aggregates over rows. So each task hands out one more row, which holds its figures and
 nothing else; Spark collects these rows and adds the figures up, and then they are left out. In the rows of results, the
-column of figures is a NULL list, which costs four bytes of offset and a bit, and the collecting skips it.
+column of figures is a NULL list, which costs four bytes of offset and a bit, and the collecting skips it. Spark carries
+out every aggregate of an observation for every row, equal ones as often as they are named: so there is one for all
+figures, and they are observed as one struct.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 COLUMN = "watersmeet_figures"
 PREFIX = "watersmeet "
 """Of the name under which a join's figures are observed; the name of its state directory follows."""
+OBSERVED = "figures"
+"""What the struct of all figures is observed as."""
 _ARROW_TYPE = pa.list_(pa.field("element", pa.int64()))
 _LARGEST = ("memory", "task_ms")
 """Figures of which the largest task speaks for the batch; the others are added up."""
@@ -101,31 +105,41 @@ def observed(
 
     A figure without a name is left out. Behind the others, there may be the delays of some inputs.
     """
+
+    def told(tasks: Column) -> Column:
+        totals = [_total(tasks, i, each in _LARGEST).alias(each) for i, each in enumerate(names) if each]
+        totals.append(fn.lit(budget).alias("budget"))
+        for number, side in enumerate(delays_of):
+            first = len(names) + number * CLASSES + 1  # SQL counts from one
+            counts = fn.aggregate(tasks, fn.array_repeat(fn.lit(0).cast("long"), CLASSES), _adder(first))
+            totals += [_percentile(counts, share).alias(f"{side}_delay_{p}_ms") for p, share in _SHARES.items()]
+        return fn.struct(*totals)
+
     tasks = fn.collect_list(fn.col(COLUMN))  # skips NULL: rows of results cost one look
-    totals = [_total(tasks, i, each in _LARGEST).alias(each) for i, each in enumerate(names) if each]
-    totals.append(fn.max(fn.lit(budget)).alias("budget"))
-    for number, side in enumerate(delays_of):
-        first = len(names) + number * CLASSES + 1  # SQL counts from one
-        counts = fn.aggregate(tasks, fn.array_repeat(fn.lit(0).cast("long"), CLASSES), _adder(first))
-        totals += [_percentile(counts, share).alias(f"{side}_delay_{p}_ms") for p, share in _SHARES.items()]
-    return frame.observe(PREFIX + name, *totals).where(fn.col(COLUMN).isNull()).drop(COLUMN)
+    figures_of_all = fn.transform(fn.array(tasks), told)[0]
+    return frame.observe(PREFIX + name, figures_of_all.alias(OBSERVED)).where(fn.col(COLUMN).isNull()).drop(COLUMN)
 
 
 def figures(progress: StreamingQueryProgress) -> dict[str, dict[str, Any]]:
     """What the joins of a query did in a batch: the figures of each, by the name of its state directory.
 
-    `query.lastProgress` and a listener's `event.progress` have them as `observedMetrics["watersmeet NAME"]`, but under
-    Spark Connect not by their names; this understands either.
+    `query.lastProgress` and a listener's `event.progress` have them as `observedMetrics["watersmeet NAME"]["figures"]`,
+    but under Spark Connect not by their names; this understands either.
     """
-    found = {}
-    for name, row in (progress.observedMetrics or {}).items():
-        if name.startswith(PREFIX):
-            known = row.asDict()
-            if set(known) == {"values", "schema"}:
-                names = [field["name"] for field in known["schema"]["fields"]]
-                known = dict(zip(names, known["values"], strict=True))
-            found[name.removeprefix(PREFIX)] = known
-    return found
+    return {
+        name.removeprefix(PREFIX): _named(_named(row)[OBSERVED])
+        for name, row in (progress.observedMetrics or {}).items()
+        if name.startswith(PREFIX)
+    }
+
+
+def _named(row: Any) -> dict[str, Any]:
+    """A row's values by their names, which Spark Connect puts beside them."""
+    known: dict[str, Any] = row.asDict() if hasattr(row, "asDict") else dict(row)
+    if set(known) == {"values", "schema"}:
+        names = [field["name"] for field in known["schema"]["fields"]]
+        return dict(zip(names, known["values"], strict=True))
+    return known
 
 
 def _total(tasks: Column, place: int, largest: bool) -> Column:

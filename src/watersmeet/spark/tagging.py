@@ -118,9 +118,10 @@ class Tagging:
 
     def _wakes(self, number: int, woken: int) -> Column:
         """Whether a row wakes others, so many at once."""
-        # Spark draws the same numbers in every batch, so that a short one might never wake anybody: they are mixed with
-        # the rows' values. Which rows wake others need not be the same when a task is repeated.
-        salt = fn.xxhash64(fn.rand(number), *(fn.col(f"c{column}") for column in self.needed[number]))
+        # By the rows' values, which differ in a batch and from one batch to the next. Drawn by lot it would be another
+        # plan each time: Spark puts a new seed into it for every batch, which Java then compiles anew.
+        times = (fn.col(f"c{column}") for column in self.needed[number])
+        salt = fn.xxhash64(self._key_hash(number), *times)
         return fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * woken)) == 0
 
     def _has_one_place(self, number: int, sign: Column) -> Column:

@@ -36,6 +36,9 @@ def portable(task: Task, session: SparkSession) -> Task:
                 f"it, before Spark starts; the driver's is {driver}"
             ) from None
         yield from found(batches)
+        from watersmeet.spark.settled import settle
+
+        settle()
 
     return run
 
