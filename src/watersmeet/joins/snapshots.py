@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from watersmeet.joins.progressive import ProgressiveJoin
 
 _MOST_DELTAS = 16
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE = 8192
 
 
 class Saver:
