@@ -21,7 +21,7 @@ from watersmeet.joins.miner import Miner
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.multi_reference import reference_combinations
 from watersmeet.joins.tree import JoinTree
-from watersmeet.policies.probing import ProbingOrder, join_sequences, nesting
+from watersmeet.policies.probing import ProbingOrder, SelectivityOrder, join_sequences, nesting
 from watersmeet.spill.store import MemoryStore
 from watersmeet.state.many_sorted import ManySorted
 from watersmeet.state.sizing import Grain
@@ -157,10 +157,26 @@ def test_a_flush_measures_selectivity_factors_and_looks_up_by_them() -> None:
     run.arrive(2, a=np.zeros(10, np.int64), b=np.arange(10))
     run.arrive(1, a=np.zeros(10, np.int64), b=np.arange(9, 19))
     run.join.flush(0)
-    # Each of 10 rows met 20 of the first input, and of these 200 the 20 with one value met a row of the third.
-    assert run.join.order.factors == [200 / (20 * 10), 20 / (10 * 10)]
+    # Each of 10 rows met 20 of the first input, and of these 200 the 20 with one value met one of 10 of the third; 20
+    # and 10 rows had looked for the second input before it came.
+    assert run.join.order.factors == [200 / (10 * 20 + 20 * 10), 20 / (200 * 10 + 10 * 10)]
     assert [step.input for step in run.join.order.of(1)] == [2, 0]
     assert not any(map(any, run.join.order._found))
+
+
+def test_partial_combinations_that_are_looked_up_by_a_key_do_not_make_it_less_selective() -> None:
+    """A row of s meets one of r, which has keys, and very many of t; whichever came first, r has to come first next."""
+    spec = chain("rst", Output.COUNTS)
+    for partial in (50, 50 * 80):
+        order = SelectivityOrder(spec)
+        order.count(0, 0, looked_up=partial, found=partial)
+        order.count(1, 1, looked_up=50, found=50 * 80)
+        order.flushed([100, 100, 100])
+        assert order.factors == [1 / 100, 80 / 100]
+        assert [spec.names[step.input] for step in order.of(1)] == ["r", "t"]
+        order.count(1, 1, looked_up=10, found=10)
+        order.flushed([100, 100, 100])
+        assert order.factors == [1 / 100, 1 / 100], "what was not looked up keeps its factor"
 
 
 # --- the loop over blocks ---

@@ -74,6 +74,8 @@ class Miner(MultiwayJoin):
     - A batch may need several flushes at once, which all go by the same counts of results, as do those of an input's
       next batches if no other input's rows come between; and selectivity factors, which a flush zeroes, stay in use
       until they have been measured again.
+    - A selectivity factor is the share of the pairs that were looked up, not of all that are in memory: an edge that is
+      looked up late, for very many partial combinations, would otherwise look as if it matched often, and stay late.
     - If regions of several attributes have brought equally few results, the attributes take turns.
     - Blocks are looked up where they lie, each through its own index of every attribute. A partial combination that
       meets nothing in any block of the next input is not carried on through the blocks of those behind it, and few

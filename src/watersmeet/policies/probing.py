@@ -97,8 +97,10 @@ class ProbingOrder:
 class SelectivityOrder(ProbingOrder):
     """Orders look-ups by the share of all pairs of rows in memory that match: the selectivity factor of an edge.
 
-    The pairs found since the last flush are counted, and divided by how many there could be. A flush begins to count
-    anew; until the next one, look-ups go by what had been counted by then.
+    The pairs found since the last flush are counted, and divided by how many there could be: as many as rows were
+    looked up, for each row that is there. A row of many partial combinations is looked up once for each, so that the
+    pairs alone would tell how late an edge comes, and not how rarely it matches. A flush begins to count anew; until
+    the next one, look-ups go by what had been counted by then.
 
     >>> import pyarrow as pa
     >>> schema = pa.schema({"a": pa.int64()})
@@ -119,10 +121,13 @@ class SelectivityOrder(ProbingOrder):
         """Rows of some inputs leave memory, where each has had so many."""
         if not any(map(any, self._looked_up)):
             return
-        sizes = [max(1, rows[edge.first] * rows[edge.second]) for edge in self._spec.edges]
-        self.factors = [sum(found) / size for found, size in zip(self._found, sizes, strict=True)]
-        self._found = [[0, 0] for _ in sizes]
-        self._looked_up = [[0, 0] for _ in sizes]
+        self.factors = self.factors or [0.0 for _ in self._spec.edges]
+        for number, edge in enumerate(self._spec.edges):
+            possible = sum(self._looked_up[number][side] * rows[edge.input(side)] for side in (0, 1))
+            if possible:
+                self.factors[number] = sum(self._found[number]) / possible
+        self._found = [[0, 0] for _ in self._spec.edges]
+        self._looked_up = [[0, 0] for _ in self._spec.edges]
 
     def measure(self, edge: int, side: int) -> float:
         """The selectivity factor; before the first flush, how often rows match."""
