@@ -19,6 +19,7 @@ from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
 from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
+from benchmarks.spark_cluster import spark_cluster
 from benchmarks.spark_equi import spark_drain, spark_equi
 from benchmarks.spark_lookup import spark_lookup
 from benchmarks.spark_many import spark_4way
@@ -52,6 +53,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-4way": spark_4way,
     "spark-lookup": spark_lookup,
     "spark-skew": spark_skew,
+    "spark-cluster": spark_cluster,
 }
 
 

@@ -38,7 +38,12 @@ def session(contestant: str) -> Any:
         # What a batch changed is uploaded, and not the whole state each time.
         options["spark.sql.streaming.stateStore.providerClass"] = _ROCKSDB
         options["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
-    builder = SparkSession.builder.master("local[2]")
+    master = "local[2]"
+    if contestant.startswith("cluster"):
+        # Two executors, each a process with a core, as on two machines.
+        master = f"local-cluster[{PARTITIONS},1,1024]"
+        options["spark.executorEnv.PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    builder = SparkSession.builder.master(master)
     for name, value in options.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -54,6 +54,10 @@ class Account:
     """Seconds of processor time that they took."""
     state: int = 0
     """Of a stream: the most bytes of state that there were after a batch."""
+    longest_tasks: Sequence[float] = ()
+    """Of a stream that ours joins: seconds of the longest task of each batch."""
+    moved: int = 0
+    """Of a parallel join: groups that went from one slot to another."""
 
     def rate(self, skipped: int) -> float:
         """Rows a second, the first batches left out."""
@@ -116,8 +120,10 @@ def _cpu_seconds() -> float:
     return total
 
 
-def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int, int]:
+def _stream(spark: Any, contestant: str, step: Step) -> dict[str, Any]:
     from pyspark.sql import functions as fn
+
+    from watersmeet.spark import figures
 
     place = Path(step.place)
     frame = streams(spark, contestant, place, step.files).observe("all", fn.count(fn.lit(1)).alias("results"))
@@ -125,12 +131,15 @@ def _stream(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress.numInputRows]
-    return (
-        [each.batchDuration / 1e3 for each in batches],
-        [each.numInputRows for each in batches],
-        sum(each.observedMetrics["all"]["results"] for each in batches),
-        max(map(_state_bytes, batches)),
-    )
+    ours = [figures(each).get("state", {}) for each in batches]
+    return {
+        "seconds": [each.batchDuration / 1e3 for each in batches],
+        "rows": [each.numInputRows for each in batches],
+        "results": sum(each.observedMetrics["all"]["results"] for each in batches),
+        "state": max(map(_state_bytes, batches)),
+        "longest_tasks": [(each.get("task_ms") or 0) / 1e3 for each in ours],
+        "moved": sum(each.get("moved") or 0 for each in ours),
+    }
 
 
 def _state_bytes(progress: Any) -> int:
@@ -142,7 +151,7 @@ def _state_bytes(progress: Any) -> int:
     return int(ours + sum(theirs))
 
 
-def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], list[int], int, int]:
+def _in_one_pass(spark: Any, contestant: str, step: Step) -> dict[str, Any]:
     from pyspark.sql import Observation
     from pyspark.sql import functions as fn
 
@@ -150,7 +159,7 @@ def _in_one_pass(spark: Any, contestant: str, step: Step) -> tuple[list[float], 
     frame = frames(spark, contestant, Path(step.place)).observe(observation, fn.count(fn.lit(1)).alias("results"))
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
-    return [time.perf_counter() - began], [0], observation.get["results"], 0
+    return {"seconds": [time.perf_counter() - began], "rows": [0], "results": observation.get["results"]}
 
 
 def main(contestant: str, steps: Sequence[Step], warm_up: float = 0.0) -> list[Account]:
@@ -170,8 +179,9 @@ def _run(spark: Any, contestant: str, step: Step) -> Account:
     add_files(Path(step.place), Path(step.inputs))
     watch = Watch()
     watch.start()
-    seconds, rows, results, state = (_stream if step.files else _in_one_pass)(spark, contestant, step)
-    return Account(seconds, rows, results, *watch.stop(), state)
+    told = (_stream if step.files else _in_one_pass)(spark, contestant, step)
+    memory, cpu = watch.stop()
+    return Account(**told, memory=memory, cpu=cpu)
 
 
 def _let_go(spark: Any) -> None:

@@ -14,6 +14,9 @@ WINDOW = 200
 """Seconds that the times of two rows may differ by."""
 SKEWED_MS = 400
 """Milliseconds, where one key has many rows: about 240 of the other side at the usual size."""
+CLUSTER_WINDOW = 60
+"""Seconds, where the load of groups is uneven."""
+CLUSTER_GROUPS = 16
 MANY = ("a", "b", "c", "d")
 MANY_SCHEMA = "p long, q long, number long, watersmeet_event string"
 ONE_KEY = ("p", "p")
@@ -49,6 +52,21 @@ def skewed(spark: Any, who: str, place: Path, files: int) -> Any:
     if who == "static":
         return window_join(left, right, on="id", partitions=PARTITIONS, **given)
     return parallel_join(left, right, on="id", slots=(PARTITIONS, PARTITIONS), reorganize="2 s", **given)
+
+
+def clustered(spark: Any, who: str, place: Path, files: int) -> Any:
+    """Rows of one key whose times are close, in two slots: groups move or not, and are tuned inside or not."""
+    from watersmeet import Grain
+    from watersmeet.spark import parallel_join
+
+    moves, tuned = who.split()
+    left, right = (_files(spark, _TIMED, place / side, files) for side in ("left", "right"))
+    options = {} if tuned == "tuned" else {"grain": Grain(partitions=1, bucket_rows=1 << 31)}
+    return parallel_join(
+        left, right, on="id", time="at", window=f"{CLUSTER_WINDOW} s", slots=(PARTITIONS, PARTITIONS),
+        groups=CLUSTER_GROUPS, reorganize="2 s" if moves == "moving" else "1 day", memory=MEMORY, state=place / "state",
+        **options,
+    )  # fmt: skip
 
 
 def on_one_key(spark: Any, who: str, place: Path, files: int) -> Any:
@@ -98,6 +116,7 @@ def looked_up(spark: Any, who: str, place: Path, files: int) -> Any:
 VERBS: Mapping[str, Callable[[Any, str, Path, int], Any]] = {
     "window": windowed,
     "skew": skewed,
+    "cluster": clustered,
     "one-key": on_one_key,
     "chain": chained,
     "lookup": looked_up,

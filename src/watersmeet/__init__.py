@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from watersmeet.shared_lookup import shared_lookup_join as shared_lookup_join
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
+    from watersmeet.state.sizing import Grain as Grain
     from watersmeet.window_api import window_join as window_join
 
     __version__: str
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing the package imports none of it, so that it costs next to nothing.
 _HOMES = {
     "BudgetError": "watersmeet.core.errors",
+    "Grain": "watersmeet.state.sizing",
     "LateRowError": "watersmeet.core.errors",
     "Progress": "watersmeet.drivers.progress",
     "PromiseError": "watersmeet.core.errors",
@@ -79,6 +81,7 @@ _HOMES = {
 
 __all__ = [
     "BudgetError",
+    "Grain",
     "LateRowError",
     "Progress",
     "PromiseError",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import pyarrow as pa
 
 from watersmeet import sinks
+from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import BudgetError, SpecError, WatersmeetError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
@@ -304,24 +305,6 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
     check_choice(algorithm, options, ALGORITHMS)
 
 
-def check_choice(algorithm: str, options: dict[str, Any], algorithms: Mapping[str, type], given: int = 3) -> None:
-    """Refuse an algorithm that is not among these, or options it does not take beyond the first `given` arguments."""
-    if algorithm != "auto" and algorithm not in algorithms:
-        known = ", ".join(sorted(algorithms))
-        raise SpecError(f"algorithm {algorithm!r} is not known; choose auto, or one of {known}")
-    kinds = algorithms.values() if algorithm == "auto" else [algorithms[algorithm]]
-    taken = {name for kind in kinds for name in _option_names(kind, given)}
-    for name in options:
-        if name not in taken:
-            choice = f"it takes {', '.join(sorted(taken))}" if taken else "it takes none"
-            raise SpecError(f"algorithm {algorithm} has no option {name!r}; {choice}")
-
-
-def _option_names(kind: type, given: int = 3) -> list[str]:
-    parameters = list(inspect.signature(kind).parameters.values())
-    return [each.name for each in parameters[given:] if each.kind is not inspect.Parameter.VAR_KEYWORD]
-
-
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
     """Refuse memory that no choice could work in, in terms of what the user gave."""
     from watersmeet.planner import ALGORITHMS, choose
@@ -334,7 +317,7 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
         kinds = [ALGORITHMS[algorithm]]
         kinds[0].refuse_unfit(spec)
     least = min(
-        kind.least_memory(spec, **{n: options[n] for n in _option_names(kind) if n in options}) for kind in kinds
+        kind.least_memory(spec, **{n: options[n] for n in option_names(kind) if n in options}) for kind in kinds
     )
     check_least(least, memory)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from watersmeet.api import Result, check_choice, check_least, run
+from watersmeet.api import Result, check_least, run
+from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, lookup_conditions, settle_how
 from watersmeet.core.many_lookups import ChainSpec, Link

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from watersmeet.api import Result, check_choice, check_least, run, usual_name
+from watersmeet.api import Result, check_least, run, usual_name
+from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Span, WindowJoinSpec, parse_windows

@@ -30,17 +30,16 @@ _SPECULATION = {
     "spark.speculation.multiplier": "1.2",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.task.duration.threshold": "2s",  # where a stage has one task, there are no others to compare
     "spark.executor.memory": "1g",
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
 }
-_OTHERS = {
-    "progressive": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
-    "window_join": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
-    "parallel_join": {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2},
-    "lookup_join": {"worker": 4, "executor": 4, "driver": 4, "replay": 2},
-}
-"""How often each failure meets other verbs than a join of endless streams."""
+_OFTEN = {"worker": 20, "exception": 10, "executor": 20, "driver": 10, "replay": 2, "segment": 3, "speculation": 6}
+_SELDOM = {"worker": 6, "exception": 4, "executor": 6, "driver": 4, "replay": 2, "segment": 3, "speculation": 3}
+_NOTHING_PUBLISHED = {"worker": 4, "executor": 4, "driver": 4, "replay": 2, "speculation": 2}
+_COUNTS = {"join": _OFTEN, "lookup_join": _NOTHING_PUBLISHED}
+"""How often each failure meets a verb in a whole run; others are met seldom."""
 _START = time.monotonic()
 
 
@@ -50,7 +49,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], verb: str = "join") -> Iterator[Trial]:
+def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], verb: str) -> Iterator[Trial]:
     """A query on a cluster of its own."""
     with Job(place, master, conf=conf, verb=verb) as job:
         trial = Trial(job, Work(place, seed, job.verb), say)
@@ -60,17 +59,24 @@ def trial_of(place: Path, seed: int, master: str, conf: dict[str, str], verb: st
         job.quit()
 
 
-def run(kind: str, trial: Trial, count: int, seed: int, of: str = "") -> str:
+def run(kind: str, trial: Trial, count: int, seed: int, of: str) -> str:
     """A kind of failure, so many times; its line of the summary."""
-    failure, _ = FAILURES[kind]
+    failure = FAILURES[kind]
     trial.rng, start, checks = random.Random(f"{kind} {seed}"), time.monotonic(), trial.checks
     trial.steps.clear()
     for number in range(1, count + 1):
-        say(f"{of}{kind} {number}/{count}: {failure(trial)}; {trial.pairs} pairs, each once")
+        say(f"{of}, {kind} {number}/{count}: {failure(trial)}; {trial.pairs} pairs, each once")
     trial.check_with_spark()
     steps = ", ".join(f"{step} {times}" for step, times in sorted(trial.steps.items()))
     seconds = time.monotonic() - start
-    return f"{of + kind:24} {count:3} failures, {trial.checks - checks:3} checks, {seconds:5.0f} s   ({steps})"
+    return f"{of + ', ' + kind:26} {count:3} failures, {trial.checks - checks:3} checks, {seconds:5.0f} s   ({steps})"
+
+
+def _end_inputs(trial: Trial) -> None:
+    """Where inputs are to end: end them, and see that what was owed comes."""
+    if trial.job.verb.ends:
+        owed = trial.end_inputs()
+        say(f"the inputs have ended: {owed} pairs were owed until then, {trial.pairs} in all")
 
 
 def main() -> int:
@@ -87,27 +93,26 @@ def main() -> int:
     place = given.place or Path(tempfile.mkdtemp(prefix="watersmeet-chaos-"))
     verbs = given.verb or list(VERBS)
     kinds = [kind for kind in FAILURES if kind in (given.kind or FAILURES)]
-    counts = {kind: given.count or FAILURES[kind][1] for kind in kinds}
+    counts = {
+        verb: {kind: given.count or count for kind, count in _COUNTS.get(verb, _SELDOM).items() if kind in kinds}
+        for verb in verbs
+    }
     say(f"seed {given.seed}, in {place}")
     summary = []
     try:
-        together = [kind for kind in kinds if kind != "speculation"]
-        if together and "join" in verbs:
-            with trial_of(place / "cluster", given.seed, _CLUSTER, {}) as trial:
-                summary += [run(kind, trial, counts[kind], given.seed) for kind in together]
-        for verb, failures in _OTHERS.items():
-            wanted = {kind: count for kind, count in failures.items() if kind in kinds}
-            if wanted and verb in verbs:
+        for verb in verbs:
+            together = {kind: count for kind, count in counts[verb].items() if kind != "speculation"}
+            if together:
                 with trial_of(place / verb, given.seed, _CLUSTER, {}, verb) as trial:
-                    for kind, count in wanted.items():
-                        summary.append(run(kind, trial, given.count or count, given.seed, f"{verb}, "))
-                    if trial.job.verb.ends:
-                        owed = trial.end_inputs()
-                        say(f"the inputs have ended: {owed} pairs were owed until then, {trial.pairs} in all")
-        if "speculation" in kinds and "join" in verbs:
+                    summary += [run(kind, trial, count, given.seed, verb) for kind, count in together.items()]
+                    _end_inputs(trial)
+        if any("speculation" in counts[verb] for verb in verbs):
             with Standalone(place / "standalone") as cluster:
-                with trial_of(place / "speculation", given.seed, cluster.master, _SPECULATION) as trial:
-                    summary.append(run("speculation", trial, counts["speculation"], given.seed))
+                for verb in verbs:
+                    conf, at = _SPECULATION, place / f"speculation-{verb}"
+                    with trial_of(at, given.seed, cluster.master, conf, verb) as trial:
+                        summary.append(run("speculation", trial, counts[verb]["speculation"], given.seed, verb))
+                        _end_inputs(trial)
     except BaseException as error:
         say(f"FAILED: {type(error).__name__}: {error}")
         say(f"seed {given.seed}; the files and logs are kept in {place}")

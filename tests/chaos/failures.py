@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -22,6 +22,9 @@ from watersmeet.spill.segment import Segment
 
 T = TypeVar("T")
 Say = Callable[[str], None]
+
+_COMMON_GROUPS = 3
+"""Groups that rows come to with every file, whatever the verb."""
 
 
 class Trial:
@@ -216,16 +219,24 @@ def _forget(directory: Path, batch: int) -> None:
 def damage(trial: Trial) -> str:
     """A segment that is altered, gone or cut short stops the query, which names it; put back, the query goes on."""
     how = trial.in_turn(["altered", "gone", "cut short"])
-    trial.job.tell("stop")
-    segment = _newest_large_segment(trial.job.place / "state", trial.rng)
+    kept = trial.job.verb.keeps_operators
+    if kept:
+        trial.job.kill_driver()  # what a worker process has in memory, it does not read
+    else:
+        trial.job.tell("stop")
+    segment = (_newest_snapshot if kept else _newest_large_segment)(trial.job.place / "state", trial.rng)
     content = segment.read_bytes()
     segment.unlink()
     if how != "gone":
-        middle = trial.rng.randrange(len(content))
+        middle = trial.rng.randrange(len(content) // (3 if kept else 1))  # in its rows: not all has to be read
         altered = content[:middle] + bytes([content[middle] ^ 1 << trial.rng.randrange(8)]) + content[middle + 1 :]
         segment.write_bytes(altered if how == "altered" else content[:middle])
-    trial.work.offer_every_key()
-    trial.job.tell("start")
+    if kept:
+        trial.work.offer(files=1)
+        trial.job.start()
+    else:
+        trial.work.offer_every_key()
+        trial.job.tell("start")
     error = trial.job.tell("drain").get("error", f"none: {segment.name} is {how}, and the query went on")
     assert segment.name in error and "is damaged and the query cannot go on" in error, error
     segment.write_bytes(content)
@@ -238,17 +249,33 @@ def damage(trial: Trial) -> str:
 def _newest_large_segment(state: Path, rng: random.Random) -> Path:
     """The largest segment of what some group holds now, of those all of whose rows it still needs."""
     group = rng.choice(sorted(state.glob("group-*")))
-    newest = max(group.glob("manifest-*"), key=lambda path: (batch_of(path.name), path.stat().st_mtime))
-    refs = [ref for side in read_json(newest)["sides"] for run in side for ref in run["segments"]]
+    refs = [ref for side in _newest_manifest(group)["sides"] for run in side for ref in run["segments"]]
     store = FileStore.at(group)
     # Rows at the beginning of a segment may have been merged elsewhere: nobody reads those, nor misses them.
     names = [ref["name"] for ref in refs if Segment.open(store, ref["name"]).rows == ref["rows"]]
     return max((group / name for name in names), key=lambda path: path.stat().st_size)
 
 
+def _newest_snapshot(state: Path, rng: random.Random) -> Path:
+    """The largest file out of which some group's rows in memory are restored."""
+    groups = sorted(state.glob("group-*"))[:_COMMON_GROUPS]
+    manifests = {group: _newest_manifest(group) for group in groups}
+    group = rng.choice([group for group in groups if manifests[group]["snapshot"] is not None])
+    saved, files = manifests[group]["snapshot"]["state"]["deltas"], manifests[group]["files"]
+    found = [group / files[name][0] for deltas in saved for name, _ in deltas]
+    return max(found, key=lambda path: path.stat().st_size)
+
+
+def _newest_manifest(group: Path) -> dict[str, Any]:
+    newest = max(group.glob("manifest-*"), key=lambda path: (batch_of(path.name), path.stat().st_mtime))
+    return dict(read_json(newest))
+
+
 def speculate(trial: Trial) -> str:
     """Two attempts at one task at once; the first waits at some step, until the other has published or is done."""
-    step, until = trial.in_turn([("read", "published"), ("published", "published"), ("published", "answered")])
+    done = "published" if trial.job.verb.publishes else "answered"
+    turns = [("read", "published"), ("published", "published"), ("published", "answered")]
+    step, until = trial.in_turn(turns if trial.job.verb.publishes else [("read", "answered")])
     order = f"{STRAGGLE} {step}"
     trial.job.write_order(order, until)
     trial.work.offer(files=1)
@@ -260,7 +287,7 @@ def speculate(trial: Trial) -> str:
     by_attempt = {attempt: [note.step for note in same if note.attempt == attempt] for attempt in (0, 1)}
     begun = next(note for note in same if note.attempt == 1 and note.step == "begun")
     assert begun.at < waited.at and begun.pid != waited.pid, "the attempts did not run at the same time"
-    assert "published" in by_attempt[1], by_attempt
+    assert done in by_attempt[1], by_attempt
     both = "published" in by_attempt[0]
     trial.steps[f"first waited after {step}" + (", both published" if both else "")] += 1
     return (
@@ -269,16 +296,16 @@ def speculate(trial: Trial) -> str:
     )
 
 
-FAILURES: dict[str, tuple[Callable[[Trial], str], int]] = {
-    "worker": (kill_worker, 20),
-    "exception": (raise_after_publication, 10),
-    "executor": (kill_executor, 20),
-    "driver": (kill_driver, 10),
-    "replay": (replay, 2),
-    "segment": (damage, 3),
-    "speculation": (speculate, 6),
+FAILURES: dict[str, Callable[[Trial], str]] = {
+    "worker": kill_worker,
+    "exception": raise_after_publication,
+    "executor": kill_executor,
+    "driver": kill_driver,
+    "replay": replay,
+    "segment": damage,
+    "speculation": speculate,
 }
-"""Each kind of failure, and how often it happens in a whole run."""
+"""By their kind."""
 
 
 def _kill(process: psutil.Process) -> float:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from pyspark.sql import functions as fn
 
 from spark.whims import Whims
 from watersmeet import Relation
@@ -19,6 +20,8 @@ from watersmeet.spark import (
     lookup_join,
     lookup_plan,
     master_task,
+    multi_plan,
+    multijoin,
     parallel_join,
     parallel_plan,
     window_join,
@@ -34,7 +37,9 @@ WINDOW = 300
 """Of the column `at`, which grows by a hundred with every file of an input."""
 _FUEL = 500
 """So little that pairs of spilled rows are left over from batch to batch."""
-_PAIRS = ("id", "number", "word", "at", "number_right", "word_right", "at_right")
+_COLUMNS = ("number", "word", "at")
+_PAIRS = ("id", *_COLUMNS, "number_right", "word_right", "at_right")
+_TRIPLES = (*_PAIRS, "ref", "number_third", "word_third", "at_third")
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,12 @@ class Verb:
     """Spark's own join of the same rows, as batch DataFrames."""
     ends: bool = False
     """Whether its inputs say when they end, and pairs may be owed until then."""
+    publishes: bool = True
+    """Whether its tasks publish a state."""
+    keeps_operators: bool = True
+    """Whether a worker process keeps what it has read of the state."""
+    keys: int = KEYS
+    """How many there are; fewer make more results."""
 
 
 def _join(streams: list[Any], place: Path, groups: int) -> Any:
@@ -63,6 +74,22 @@ def _join(streams: list[Any], place: Path, groups: int) -> Any:
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
     given = {"memory": "160 KiB", "state": place / "state", "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
+
+
+def _multijoin(streams: list[Any], place: Path, groups: int) -> Any:
+    """On an id that two inputs have, and on the time of a third one, whose rows are copied to all groups."""
+    names = ("left", "right", "third")
+    inputs = {name: _renamed(stream, name) for name, stream in zip(names, streams, strict=True)}
+    on = ["left.id = right.id", "right.at_right = third.at_third"]
+    return multijoin(inputs, on=on, memory="320 KiB", state=place / "state", partitions=groups, fuel=_FUEL)
+
+
+def _renamed(frame: Any, name: str) -> Any:
+    """With names of its own for all columns but the common id."""
+    if name == "left":
+        return frame
+    renamed = {column: f"{column}_{name}" for column in _COLUMNS}
+    return frame.withColumnsRenamed(renamed if name == "right" else {**renamed, "id": "ref"})
 
 
 class RestlessMaster(MasterTask):
@@ -117,16 +144,28 @@ def _close_pairs(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
     return _pairs(left, right, WINDOW)
 
 
+def _triples(left: Iterable[Row], right: Iterable[Row], third: Iterable[Row]) -> Counter[Row]:
+    """Every pair of the first two, with each row of the third that has the second one's time."""
+    thirds = defaultdict(list)
+    for row in third:
+        thirds[row[-1]].append(row)
+    return Counter((*pair, *row) for pair in _pairs(left, right).elements() for row in thirds[pair[-1]])
+
+
 def _named(left: Iterable[Row]) -> Counter[Row]:
     return Counter((*row, _name(row[0])) for row in left)
 
 
 def _own_pairs(left: Any, right: Any) -> Any:
-    return left.join(right.withColumnsRenamed({name: f"{name}_right" for name in ("number", "word", "at")}), "id")
+    return left.join(_renamed(right, "right"), "id")
 
 
 def _own_close_pairs(left: Any, right: Any) -> Any:
     return _own_pairs(left, right).where(f"abs(at - at_right) <= {WINDOW}")
+
+
+def _own_triples(left: Any, right: Any, third: Any) -> Any:
+    return _own_pairs(left, right).join(_renamed(third, "third"), fn.expr("at_right = at_third"))
 
 
 def _own_named(left: Any) -> Any:
@@ -134,13 +173,17 @@ def _own_named(left: Any) -> Any:
 
 
 _BOTH = ("left", "right")
-_COLUMNS = ("number", "word", "at")
 VERBS = {
-    "join": Verb(join_plan, "JoinTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs),
+    "join": Verb(join_plan, "JoinTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, keeps_operators=False),
     "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
-    "lookup_join": Verb(
-        lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named
+    "multijoin": Verb(
+        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
+        keys=10 * KEYS,
     ),
-}
+    "lookup_join": Verb(
+        lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named,
+        publishes=False,
+    ),
+}  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.verbs import KEYS, Verb
+from chaos.verbs import Verb
 
 SCHEMA = "id long, number long, word string, at long"
 _ARROW = pa.schema({"id": pa.int64(), "number": pa.int64(), "word": pa.string(), "at": pa.int64()})
@@ -41,12 +41,12 @@ class Work:
         """So many more files for each input."""
         for _ in range(files):
             for side in self._verb.inputs:
-                self._write(side, self._rng.integers(0, KEYS, rows))
+                self._write(side, self._rng.integers(0, self._verb.keys, rows))
 
     def offer_every_key(self) -> None:
         """A file for each input that meets everything there is."""
         for side in self._verb.inputs:
-            self._write(side, self._rng.permutation(KEYS))
+            self._write(side, self._rng.permutation(self._verb.keys))
 
     def end(self) -> None:
         """Say that no row will follow, for a join that waits to be told."""

@@ -39,6 +39,7 @@ PROMISED = [
     "spark-4way",
     "spark-lookup",
     "spark-skew",
+    "spark-cluster",
 ]
 
 

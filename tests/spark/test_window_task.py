@@ -25,6 +25,8 @@ from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.state_directory import Batch
 from watersmeet.spark.window_factory import WindowFactory
 from watersmeet.spark.window_task import WindowTask
+from watersmeet.spill.store import MemoryStore
+from watersmeet.state.sizing import Grain
 from watersmeet.state.window_rows import WindowCodec, WindowPlan
 
 GROUPS = 3
@@ -44,6 +46,7 @@ class Pipeline:
     spec: WindowJoinSpec
     memory: int
     algorithm: str = "ah_ewj"
+    options: tuple[tuple[str, Any], ...] = ()
     run: str = "run-1"
     wakes: bool = True
     figures: list[list[int]] = field(default_factory=list)
@@ -52,7 +55,7 @@ class Pipeline:
         self.codec = WindowCodec(self.spec)
         self.plans = [WindowPlan(self.spec, side, self.codec) for side in (0, 1)]
         layout = RowLayout.of(*([field.type for field in self.spec.input(side)] for side in (0, 1)), wakes=True)
-        factory = WindowFactory(self.spec, self.algorithm)
+        factory = WindowFactory(self.spec, self.algorithm, self.options)
         self.task = WindowTask(factory, layout, self.memory, GROUPS, str(self.path), retain=4)
 
     def batch(self, number: int, tables: list[pa.RecordBatch], only: int | None = None) -> list[pa.RecordBatch]:
@@ -254,6 +257,27 @@ def test_an_attempt_that_comes_second_leaves_nothing(tmp_path: Path) -> None:
     assert rows_in_all(first) == rows_in_all(again)
     assert sorted((tmp_path / "state").rglob("*")) == files
     assert pipeline.batch(1, [NOTHING, _table([59], [65])])[0].num_rows == 1
+
+
+def test_what_an_algorithm_is_told_counts_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (("grain", Grain(partitions=2, bucket_rows=40)),)
+    for case in spark_cases("ah_ewj", 4):
+        assert isinstance(case.spec, WindowJoinSpec)
+        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, options=options)
+        batches = micro_batches(case, np.random.default_rng([case.seed, 78]))
+        found = []
+        for number, tables in enumerate(batches):
+            monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())  # restored in each batch
+            found += pipeline.batch(number, tables)
+        assert rows_in_all(found) == expected_pairs(case.spec, batches), case
+    tables = [_table([1], [1])] * 2
+    Pipeline(tmp_path / "state", _spec(), 1 << 20, options=options).batch(0, tables)
+    with pytest.raises(SnapshotError, match="belongs to another join"):
+        Pipeline(tmp_path / "state", _spec(), 1 << 20).batch(1, tables)
+    told = WindowFactory.of(_spec(), 1 << 20, "auto", dict(options))
+    assert told.build(1 << 20, MemoryStore()).sizing.layout.bucket_rows == 40
+    with pytest.raises(SpecError, match=r"algorithm ah_ewj has no option 'grains'; it takes grain, shares"):
+        WindowFactory.of(_spec(), 1 << 20, "auto", {"grains": 1})
 
 
 def test_a_damaged_segment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,17 +62,18 @@ def _units(span: Any) -> int:
 
 def is_sparks(spec: JoinSpec) -> bool:
     """Whether Spark could hand such rows to Python."""
+    return spec.output is Output.ROWS and all(is_plain(field.type) for side in (0, 1) for field in spec.input(side))
+
+
+def is_plain(type_: pa.DataType) -> bool:
+    """Whether columns of this type hold their values as they are."""
     odd = (
         pa.types.is_dictionary, pa.types.is_run_end_encoded, pa.types.is_union,
         pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_list_view, pa.types.is_large_list_view,
     )  # fmt: skip
-
-    def plain(type_: pa.DataType) -> bool:
-        if isinstance(type_, pa.BaseExtensionType) or any(test(type_) for test in odd):
-            return False
-        return all(plain(type_.field(i).type) for i in range(type_.num_fields))
-
-    return spec.output is Output.ROWS and all(plain(field.type) for side in (0, 1) for field in spec.input(side))
+    if isinstance(type_, pa.BaseExtensionType) or any(test(type_) for test in odd):
+        return False
+    return all(is_plain(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def expected_pairs(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:

@@ -26,7 +26,16 @@ def test_a_grain_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "grain", [{"partitions": 3}, {"partitions": 0}, {"page_bytes": 1}, {"fan_in": 1}, {"block_rows": 0}, {"pairs": 0}]
+    "grain",
+    [
+        {"partitions": 3},
+        {"partitions": 0},
+        {"page_bytes": 1},
+        {"fan_in": 1},
+        {"block_rows": 0},
+        {"pairs": 0},
+        {"bucket_rows": 0},
+    ],
 )
 def test_grains_that_cannot_be(grain: dict[str, int]) -> None:
     with pytest.raises(SpecError):

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from watersmeet.checks.windows import conform_windows
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.events import Arrive, End, Stall, Status
@@ -17,6 +18,7 @@ from watersmeet.joins.windowed import WindowJoin
 from watersmeet.planner import WINDOW_ALGORITHMS, build_window, choose_window
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
+from watersmeet.state.sizing import Grain
 
 SPILLING = [name for name, join in WINDOW_ALGORITHMS.items() if join.spills]
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.float64()})
@@ -71,6 +73,29 @@ def test_state_stays_bounded_however_long_it_runs(name: str) -> None:
     if join.spills:
         assert 0 < max(segments) < 40 and join.events["expired segments"] > 5
         assert store.names() == [], "nothing is left on disk"
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_fewer_buckets_find_the_same_with_more_comparisons(name: str) -> None:
+    comparisons = []
+    for bucket_rows in (None, 20, 1 << 31):
+        grain = Grain(partitions=1, bucket_rows=bucket_rows)
+        join = build_window(spec_of(300), 1 << 20, MemoryStore(), name, grain=grain)
+        cost = Cost()
+        for start in range(0, 3_000, 200):
+            for side in (0, 1):
+                join.receive(Arrive(side, rows(start, 200, 1_000)))
+                cost += work_off(join)
+        assert cost.results == expected(3_000, 300, 1_000)
+        comparisons.append(cost.comparisons)
+    tuned, coarse, untuned = comparisons
+    assert tuned < 3 * 3_000
+    assert 5 * tuned < coarse < untuned / 10
+    assert untuned > 3_000 * 300, "every row is compared with the other side's whole window"
+
+
+def test_any_case_is_joined_alike_with_few_buckets() -> None:
+    assert conform_windows(WINDOW_ALGORITHMS["ah_ewj"], cases=3, grain=Grain(bucket_rows=30)).cases == 3
 
 
 @pytest.mark.parametrize("name", SPILLING)

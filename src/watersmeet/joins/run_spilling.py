@@ -11,6 +11,7 @@ Which pairs were found before is for `state.run_meetings` to say.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from watersmeet.joins.suspending import SuspendingWindowJoin
 from watersmeet.spill.store import Store
 from watersmeet.state.pages import Page
 from watersmeet.state.run_meetings import Meetings
-from watersmeet.state.side import Layout
 from watersmeet.state.sizing import Grain
 from watersmeet.state.window_disk import JOINED_BYTES
 from watersmeet.state.window_pieces import Piece
@@ -46,7 +46,7 @@ class RunSpillingJoin(SuspendingWindowJoin):
         self.disk_rows = np.zeros((2, partitions), np.int64)
         self.meetings = Meetings(partitions, claim("md times"))
         self.filter_claim = claim("filter of a task")
-        layout = Layout(0, self.sizing.layout.block_rows, self.sizing.layout.chunk_bytes)
+        layout = replace(self.sizing.layout, partition_bits=0)
         self.clusters = tuple(
             WindowTable(self.plans[side].types, self.budget, layout, f"runs of {name} read back")
             for side, name in enumerate(spec.names)

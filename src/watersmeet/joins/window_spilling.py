@@ -15,6 +15,7 @@ other. Who met whom is for `state.encounters` to say.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,11 @@ class SpillingWindowJoin(DumpingWindowJoin):
         frequent: float,
         books: float,
     ) -> None:
-        if grain is None and memory >= _LARGER_PAGES_FROM:
+        grain = grain or Grain()
+        if grain == Grain(bucket_rows=grain.bucket_rows) and memory >= _LARGER_PAGES_FROM:
             # Results are gathered from all over the disk, page by page. Partitions cost a half-filled block each, and
             # rows are found by an index anyway.
-            grain = Grain(page_bytes=min(memory // 48, _LARGEST_PAGE), partitions=_PARTITIONS)
+            grain = replace(grain, page_bytes=min(memory // 48, _LARGEST_PAGE), partitions=_PARTITIONS)
         super().__init__(spec, memory, store, grain)
         claim = self.budget.reservation
         self.encounters = (Encounters(claim("left encounters")), Encounters(claim("right encounters")))

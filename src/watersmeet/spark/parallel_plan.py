@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import On, parse_on
@@ -47,6 +47,7 @@ def parallel_join(
     algorithm: str = "auto",
     delays: bool = False,
     cache: str | int = CACHE_BYTES,
+    **options: Any,
 ) -> DataFrame:
     """Join two streams by windows, as `window_join` does, in tasks between which work moves while the query runs.
 
@@ -69,7 +70,7 @@ def parallel_join(
     (groups that another slot had before, and new ones of hot keys), and `hot_keys` (keys that are split).
     """
     windows = parse_windows(window, time, slide, lateness, late)
-    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state)
+    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
     if plan.state is None:
         raise SpecError(
             "parallel_join moves work between the batches of streams; join batch DataFrames with window_join"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from watersmeet import planner
+from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
@@ -30,9 +34,13 @@ class WindowFactory:
 
     spec: WindowJoinSpec
     algorithm: str
+    options: tuple[tuple[str, Any], ...] = ()
+    """The algorithm's own, by name."""
 
     @classmethod
-    def of(cls, spec: WindowJoinSpec, memory: int, algorithm: str) -> WindowFactory:
+    def of(
+        cls, spec: WindowJoinSpec, memory: int, algorithm: str, options: Mapping[str, Any] | None = None
+    ) -> WindowFactory:
         """A factory for the algorithm that the planner chooses; an error if it cannot run in micro-batches."""
         if spec.counted:
             raise SpecError(
@@ -46,12 +54,14 @@ class WindowFactory:
                 f"algorithm={algorithm!r} does not find all pairs of a batch by its end, as is needed on Spark; take "
                 f"{', '.join([*fit, SymmetricWindow.name])}, or leave algorithm= out"
             )
-        return cls(spec, chosen.name)
+        check_choice(chosen.name, options or {}, planner.WINDOW_ALGORITHMS)
+        return cls(spec, chosen.name, tuple(sorted((options or {}).items())))
 
     @property
     def fingerprint(self) -> str:
-        """Of the join and its algorithm."""
-        return f"{self.spec.fingerprint}-{self.algorithm}"
+        """Of the join, its algorithm and what that was told."""
+        told = f"-{hashlib.sha256(repr(self.options).encode()).hexdigest()[:8]}" if self.options else ""
+        return f"{self.spec.fingerprint}-{self.algorithm}{told}"
 
     @property
     def inputs(self) -> tuple[pa.Schema, pa.Schema]:
@@ -65,12 +75,13 @@ class WindowFactory:
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""
-        return planner.WINDOW_ALGORITHMS[self.algorithm].least_memory(self.spec)
+        return planner.WINDOW_ALGORITHMS[self.algorithm].least_memory(self.spec, **dict(self.options))
 
     def build(self, memory: int, store: Store) -> WindowJoin:
         """An operator that has seen nothing."""
-        return planner.build_window(self.spec, memory, store, self.algorithm)
+        return planner.build_window(self.spec, memory, store, self.algorithm, **dict(self.options))
 
     def restore(self, snapshot: Snapshot, memory: int, store: Store) -> WindowJoin:
         """An operator that goes on where the snapshot was taken."""
-        return planner.WINDOW_ALGORITHMS[self.algorithm].restore(self.spec, snapshot, memory, store)
+        kind = planner.WINDOW_ALGORITHMS[self.algorithm]
+        return kind.restore(self.spec, snapshot, memory, store, **dict(self.options))

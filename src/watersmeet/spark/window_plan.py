@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -59,6 +59,7 @@ def window_join(
     algorithm: str = "auto",
     delays: bool = False,
     cache: str | int = CACHE_BYTES,
+    **options: Any,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch ones, by windows: every pair whose times lie close enough, once.
 
@@ -91,9 +92,10 @@ def window_join(
     :param delays: of timestamps: the progress has the delays of results, from the time of the later row to when the
         pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
+    :param options: the algorithm's own; they are part of the state, and cannot change when the query is started again.
     """
     windows = parse_windows(window, time, slide, lateness, late)
-    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state)
+    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
     groups = group_count(plan.frames[0], partitions, plan.spec)
     delayed = plan.delay_columns() if delays else None
     tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=plan.state is not None)
@@ -131,6 +133,7 @@ class PlannedWindowJoin:
         algorithm: str,
         memory: str | int,
         state: str | os.PathLike[str] | None,
+        options: Mapping[str, Any],
     ) -> PlannedWindowJoin:
         """Check what was asked for."""
         streaming = is_streaming(left, right)
@@ -142,7 +145,7 @@ class PlannedWindowJoin:
         arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
         spec = WindowJoinSpec(arrow[0], arrow[1], on, suffixes=suffixes, names=NAMES, window=windows)
         budget = parse_memory(memory)
-        factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm)
+        factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm, options)
         Shares.check(budget, factory.least_memory())
         return cls((left, right), schemas, factory, budget, state_path(state, streaming), retained_batches(left))
 

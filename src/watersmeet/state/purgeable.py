@@ -13,6 +13,7 @@ row keeps its place in its chain: candidates come from the newest to the oldest,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class PurgeableTable(SideTable):
     def __init__(self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str) -> None:
         # Chunks belong to blocks here: large ones would mostly be empty.
         chunk = max(_LEAST_CHUNK, min(layout.chunk_bytes, _CHUNK_BYTES_A_ROW * layout.block_rows))
-        fine = Layout(layout.partition_bits, layout.block_rows, 1 << (chunk.bit_length() - 1))
+        fine = replace(layout, chunk_bytes=1 << (chunk.bit_length() - 1))
         super().__init__(types, budget, fine, name, DEAD_BYTES)
         self._dead = Arena(np.uint8, self._blocks.slots * layout.block_rows)
         self._dead_rows = np.zeros(self._blocks.slots, np.int32)

@@ -45,11 +45,32 @@ class Layout:
     partition_bits: int
     block_rows: int
     chunk_bytes: int
+    bucket_rows: int = 1
+    """Rows that a bucket of the index may hold, on average."""
 
     @property
     def partitions(self) -> int:
         """How many partitions there are."""
         return 1 << self.partition_bits
+
+    @property
+    def first_buckets(self) -> int:
+        """Of each partition, as long as there are few rows."""
+        return _FIRST_BUCKETS if self.bucket_rows == 1 else 1
+
+    def fitting_buckets(self, rows: int, buckets: int) -> int:
+        """How many buckets each partition should have for so many rows in all, where it has some; twice as many as
+        needed, once these are too few.
+
+        >>> layout = Layout(1, 256, 4096, bucket_rows=10)
+        >>> layout.fitting_buckets(20, 1), layout.fitting_buckets(21, 1)
+        (1, 4)
+        """
+        if rows <= self.bucket_rows * self.partitions * buckets:
+            return buckets
+        while self.bucket_rows * self.partitions * buckets < 2 * rows:
+            buckets *= 2
+        return buckets
 
 
 def row_bytes(types: Sequence[pa.DataType], indexes: int = 1) -> int:
@@ -142,9 +163,9 @@ class SideTable(StoredRows):
         self._first_ordinals = np.full(blocks, -1, np.int64)
         self._owned: list[list[int]] = [[] for _ in range(partitions)]
         self._index_claim = budget.reservation(f"{name} index")
-        self._index_claim.grow(partitions * _FIRST_BUCKETS * 4)
-        self._buckets = _FIRST_BUCKETS
-        self._heads = np.zeros(partitions * _FIRST_BUCKETS, np.int32)
+        self._buckets = layout.first_buckets
+        self._index_claim.grow(partitions * self._buckets * 4)
+        self._heads = np.zeros(partitions * self._buckets, np.int32)
         self.part_rows = np.zeros(partitions, np.int64)
 
     def parts_of(self, hashes: Int64) -> Int32:
@@ -247,11 +268,7 @@ class SideTable(StoredRows):
 
         Without memory for that the chains just get longer.
         """
-        if self.rows <= len(self._heads):
-            return
-        buckets = self._buckets
-        while buckets * self.layout.partitions < 2 * self.rows:
-            buckets *= 2
+        buckets = self.layout.fitting_buckets(self.rows, self._buckets)
         while buckets > self._buckets and not self._index_claim.try_grow(buckets * self.layout.partitions * 4):
             buckets //= 2
         if buckets == self._buckets:

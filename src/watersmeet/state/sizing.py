@@ -16,6 +16,7 @@ _LEAST_BLOCKS = 24
 _LEAST_BLOCK_ROWS = 8
 _LEAST_CHUNK = 256
 _LEAST_BUFFERS = 22 * _KIB
+_LEAST_GRAIN = {"page_bytes": 64, "fan_in": 2, "block_rows": 1, "pairs": 1, "bucket_rows": 1, "records": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Grain:
     """Rows of a block of a table in partitions, a power of two."""
     pairs: int | None = None
     """Pairs that may wait to be handed out."""
+    bucket_rows: int | None = None
+    """Rows that a bucket of a join of two inputs' hash index may hold, on average: with more, the index doubles. One
+    unless given. So many that it never doubles leave one bucket to a partition, and every row is compared with all."""
     records: int | None = None
     """Bytes set aside for the records of runs, and as many for those of visits: rows never get them."""
 
@@ -46,7 +50,7 @@ class Grain:
             raise SpecError(f"{self.partitions} partitions cannot be told apart by bits of a hash; give a power of two")
         if self.table_rows is not None and (self.table_rows < 1 or self.table_rows & (self.table_rows - 1)):
             raise SpecError(f"blocks of {self.table_rows} rows cannot be told apart by bits; give a power of two")
-        for name, least in (("page_bytes", 64), ("fan_in", 2), ("block_rows", 1), ("pairs", 1), ("records", 0)):
+        for name, least in _LEAST_GRAIN.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SpecError(f"{name}={value} is too small; give at least {least}")
@@ -93,19 +97,19 @@ class Sizing:
         buffered = _between(2 * _KIB, memory // 32, 2 * _MIB)
         rest = memory - pairs * PAIR_BYTES - output - 2 * page - 2 * buffered
         if not partitioned:
-            layout = Layout(0, _power(_between(_LEAST_BLOCK_ROWS, rest // 16 // max(row_bytes), 4096)), 64 * _KIB)
-            return cls(pairs, output, page, buffered, cls._with_chunk(layout, rest // 16))
+            rows = _power(_between(_LEAST_BLOCK_ROWS, rest // 16 // max(row_bytes), 4096))
+            return cls(pairs, output, page, buffered, cls._layout(0, rows, rest // 16, grain))
         bits = _between(1, (rest // (96 * _KIB)).bit_length() - 1, 5)
         if grain.partitions is not None:
             bits = grain.partitions.bit_length() - 1
         # Every partition of both sides has an open block and an open chunk: they may take a quarter of the memory.
         share = max(0, rest - 2 * (grain.records or 0)) // 4 // (2 << bits)
         rows = grain.table_rows or _power(_between(_LEAST_BLOCK_ROWS, share // 2 // max(row_bytes), 4096))
-        return cls(pairs, output, page, buffered, cls._with_chunk(Layout(bits, rows, 0), share // 2))
+        return cls(pairs, output, page, buffered, cls._layout(bits, rows, share // 2, grain))
 
     @staticmethod
-    def _with_chunk(layout: Layout, share: int) -> Layout:
-        return Layout(layout.partition_bits, layout.block_rows, _power(_between(_LEAST_CHUNK, share, 64 * _KIB)))
+    def _layout(bits: int, rows: int, share: int, grain: Grain) -> Layout:
+        return Layout(bits, rows, _power(_between(_LEAST_CHUNK, share, 64 * _KIB)), grain.bucket_rows or 1)
 
 
 def _between(low: int, value: int, high: int) -> int:

@@ -45,7 +45,7 @@ def sorted_layout(memory: int, row_bytes: int) -> Layout:
     """How tables of such rows divide the memory that they share.
 
     >>> sorted_layout(1 << 20, 48)
-    Layout(partition_bits=0, block_rows=512, chunk_bytes=8192)
+    Layout(partition_bits=0, block_rows=512, chunk_bytes=8192, bucket_rows=1)
     """
     share = memory // _BLOCKS
     rows = _power(max(_LEAST_BLOCK_ROWS, min(share // row_bytes, _MOST_BLOCK_ROWS)))

@@ -38,7 +38,6 @@ FIRST_PAYLOAD = 2
 NOT_ON_DISK = -1
 _MOST_ROWS = 2**31 - 2
 _MOST_BIRTHS = 2**31 - 2
-_FIRST_BUCKETS = 16
 _HEAD_BYTES = 8
 _LATEST, _EARLIEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -107,9 +106,9 @@ class WindowTable:
         self.disk = np.full(blocks, NOT_ON_DISK)
         """Of each block: its number on disk, or -1."""
         self._index_claim = budget.reservation(f"{name} index")
-        self._index_claim.grow(partitions * _FIRST_BUCKETS * _HEAD_BYTES)
-        self._buckets = _FIRST_BUCKETS
-        self._heads = np.zeros(partitions * _FIRST_BUCKETS, np.int64)
+        self._buckets = layout.first_buckets
+        self._index_claim.grow(partitions * self._buckets * _HEAD_BYTES)
+        self._heads = np.zeros(partitions * self._buckets, np.int64)
         self._scratch = np.zeros(window_index.GROUP, np.int64)
         self._places = np.zeros(window_index.GROUP, np.int64)
 
@@ -206,11 +205,7 @@ class WindowTable:
 
     def fit_index(self) -> None:
         """Let the index have at least as many buckets as rows, if there is memory for them."""
-        if self.rows <= len(self._heads):
-            return
-        partitions, buckets = self.layout.partitions, self._buckets
-        while buckets * partitions < 2 * self.rows:
-            buckets *= 2
+        partitions, buckets = self.layout.partitions, self.layout.fitting_buckets(self.rows, self._buckets)
         while buckets > self._buckets and not self._index_claim.try_grow(buckets * partitions * _HEAD_BYTES):
             buckets //= 2
         if buckets == self._buckets:
@@ -276,11 +271,11 @@ class WindowTable:
 
     def shrink_index(self) -> bool:
         """Give back the index of a table without rows, but the smallest; False if that is nothing."""
-        if self.rows or self._buckets == _FIRST_BUCKETS:
+        if self.rows or self._buckets == self.layout.first_buckets:
             return False
         self._index_claim.shrink(self._heads.nbytes)
-        self._buckets = _FIRST_BUCKETS
-        self._heads = np.zeros(self.layout.partitions * _FIRST_BUCKETS, np.int64)
+        self._buckets = self.layout.first_buckets
+        self._heads = np.zeros(self.layout.partitions * self._buckets, np.int64)
         self._index_claim.grow(self._heads.nbytes)
         return True
 
