@@ -20,6 +20,10 @@ from watersmeet.spark.arrivals import Arrivals, Int64
 from watersmeet.spill.store import Store
 from watersmeet.state.window_rows import NEVER, Timing
 
+_EVER = np.iinfo(np.int64).max
+_FEWEST_ROWS = 1024
+"""That are handed on at once, if there are so many: each piece costs as much as a few hundred look-ups."""
+
 
 class TimedArrivals(Arrivals):
     """The rows of both inputs of a micro-batch; in memory at most twice `limit` bytes of them.
@@ -42,12 +46,21 @@ class TimedArrivals(Arrivals):
         self.late = [0] * len(schemas)
         """How many rows of each input were late, as far as they were handed on."""
         self._timing = timing
+        self._oldest = [_EVER] * len(schemas)
 
     def _order(self, number: int, batch: pa.RecordBatch) -> Int64:
         times, known = self._timing.times(number, batch)
         assert known is None, "rows without a time were left out"
         self.newest[number] = max(self.newest[number], int(times.max(initial=NEVER)))
+        self._oldest[number] = min(self._oldest[number], int(times.min(initial=_EVER)))
         return times
+
+    def _piece_rows(self, number: int) -> int:
+        """About a window's rows: those of a key that the other input is ahead by are gone through for each look-up."""
+        most, newest = super()._piece_rows(number), self.newest[number]
+        span = newest - self._oldest[number] + 1
+        window = newest - self._timing.expired_before(number, newest, 0)
+        return min(most, max(_FEWEST_ROWS, self.rows[number] * window // span))
 
     def after(self, newest: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """All rows, each piece of one input; before them, the inputs had come as far as these times."""
