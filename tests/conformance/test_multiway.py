@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from watersmeet.checks import ConformanceError, check_snapshot, conform, make_multi_case, run_case
+from watersmeet.checks.run import MOST_SPILLED
 from watersmeet.joins.block_loop import BlockLoop
 from watersmeet.joins.miner import Miner
 from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.tree import JoinTree
 from watersmeet.planner import MULTIWAY
 from watersmeet.spill.file_store import FileStore
+from watersmeet.spill.store import MemoryStore
 from watersmeet.state import visits
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
@@ -134,3 +136,14 @@ def test_the_cases_have_all_sizes() -> None:
     sizes = {make_multi_case(seed, MJoin).inputs for seed in range(60)}
     assert sizes == {2, 3, 4, 5, 6}
     assert np.mean([len(make_multi_case(seed, MJoin).pairs) > 0 for seed in range(60)]) > 0.5
+
+
+@pytest.mark.skipif(not DEEP, reason="it spills 24 MB in pages of some kilobytes")
+def test_a_tree_whose_intermediate_results_are_hundreds_of_times_its_memory_asks_for_more_and_then_finds_all() -> None:
+    case = make_multi_case(510_191, JoinTree)
+    with MemoryStore() as store, pytest.raises(ConformanceError, match="to remember what was spilled"):
+        run_case(JoinTree, case, store)
+    assert store.bytes_written > MOST_SPILLED * case.memory
+    report = run_case(JoinTree, case)
+    assert report.spilled
+    assert report.case.memory == 4 * case.memory

@@ -14,6 +14,7 @@ from watersmeet.checks.cases import Case
 from watersmeet.checks.covered import covered_rows
 from watersmeet.checks.multi_cases import MultiCase
 from watersmeet.core.cost import Cost
+from watersmeet.core.errors import BudgetError
 from watersmeet.core.events import End, Event, Stall, Status
 from watersmeet.core.operator import Snapshot
 from watersmeet.core.promises import Punctuation
@@ -30,6 +31,8 @@ MOST_IDLE_POLLS = 20
 """An operator that says it has something to do, and this often in a row does nothing, is stuck."""
 REPEATED_SNAPSHOT_BYTES = 1_024
 """What a snapshot may write when nothing happened since the last one."""
+MOST_SPILLED = 32
+"""Times its memory that an operator must be able to spill, intermediate results included: it remembers every page."""
 _FIRST_SHOWN = 4
 
 
@@ -90,6 +93,9 @@ def run_case(
     try:
         return Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
     except Exception as error:
+        if isinstance(error, BudgetError) and own is not None and own.bytes_written > MOST_SPILLED * case.memory:
+            # It may say so; but with the memory that it asks for it must find everything.
+            return run_case(operator_class, replace(case, memory=4 * case.memory), trace=trace, **options)
         raise ConformanceError(
             f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
             f"  again: run_case({operator_class.__name__}, {case.maker}({case.seed}, {operator_class.__name__}))"
