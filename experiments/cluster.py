@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,21 +56,26 @@ def poisson_times(rate: float, seconds: float, seed: int) -> Float64:
 def partners(times: Sequence[Float64], keys: Sequence[Int64], window: float) -> list[Int64]:
     """For each row, how many rows of the other stream with its key came before it, and within the window.
 
+    The rows of a stream are in the order of their times.
+
     >>> times, keys = [np.array([1.0, 5.0]), np.array([2.0, 4.0])], [np.array([7, 7]), np.array([7, 7])]
     >>> [each.tolist() for each in partners(times, keys, window=2.5)]
     [[0, 1], [1, 0]]
     """
-    orders = [np.lexsort((times[side], keys[side])) for side in (0, 1)]
+    # Keys and times as one number, in ascending order: a key's times lie in a stretch of their own. Asking in that
+    # order is many times as fast as in the order of time.
+    orders = [np.argsort(each, kind="stable") for each in keys]
+    span = max(float(t[-1]) if len(t) else 0.0 for t in times) + window + 1.0
+    begins = [each[order] * span for each, order in zip(keys, orders, strict=True)]
+    since = [each[order] for each, order in zip(times, orders, strict=True)]
     found = []
     for side in (0, 1):
-        other = orders[1 - side]
-        # Keys and times as one sorted number: a key's times lie in a stretch of their own.
-        span = max(float(t[-1]) if len(t) else 0.0 for t in times) + window + 1.0
-        sorted_there = keys[1 - side][other] * span + times[1 - side][other]
-        here = keys[side] * span
-        until = np.searchsorted(sorted_there, here + times[side], side="left")
-        since = np.searchsorted(sorted_there, here + np.maximum(times[side] - window, 0.0), side="left")
-        found.append((until - since).astype(np.int64))
+        there = begins[1 - side] + since[1 - side]
+        until = np.searchsorted(there, begins[side] + since[side], side="left")
+        first = np.searchsorted(there, begins[side] + np.maximum(since[side] - window, 0.0), side="left")
+        counts = np.empty(len(until), np.int64)
+        counts[orders[side]] = until - first
+        found.append(counts)
     return found
 
 
@@ -322,18 +327,26 @@ class Cluster:
         self.moves += 1
 
 
-def make_groups(times: list[Float64], keys: list[Int64], groups: int, window: float, theta: int | None) -> list[Group]:
+Part: TypeAlias = tuple[Float64, Uint64, Int64]
+"""Times, hashes and numbers of partners of one stream's rows."""
+
+
+def by_group(times: list[Float64], keys: list[Int64], groups: int, window: float) -> list[tuple[Part, Part]]:
     """The rows of both streams by partition-group, each with the number of its partners."""
     matches = partners(times, keys, window)
-    parts: list[list[tuple[Float64, Uint64, Int64]]] = []
+    parts: list[list[Part]] = []
     for stream in (0, 1):
         hashes = np.empty(len(keys[stream]), np.uint64)
         hash_words(keys[stream], hashes)
-        numbers = ((hashes >> _GROUP_SHIFT) % np.uint64(groups)).astype(np.int64)
+        numbers = ((hashes >> _GROUP_SHIFT) % np.uint64(groups)).astype(np.uint16)
         order = np.argsort(numbers, kind="stable")
         rows = np.split(order, np.cumsum(np.bincount(numbers, minlength=groups))[:-1])
         parts.append([(times[stream][each], hashes[each], matches[stream][each]) for each in rows])
-    made = []
-    for left, right in zip(*parts, strict=True):
-        made.append(Group([left[0], right[0]], [left[1], right[1]], [left[2], right[2]], window, theta))
-    return made
+    return list(zip(*parts, strict=True))
+
+
+def make_groups(parts: list[tuple[Part, Part]], window: float, theta: int | None) -> list[Group]:
+    """Partition-groups of which nothing has come yet."""
+    return [
+        Group([left[0], right[0]], [left[1], right[1]], [left[2], right[2]], window, theta) for left, right in parts
+    ]
