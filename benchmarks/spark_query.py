@@ -39,6 +39,8 @@ class Step:
     place: str
     files: int = 1
     """Of each side in a batch; 0: all of them, as a batch query."""
+    written: bool = False
+    """Of a stream: whether results are written to Parquet files, or only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,10 @@ def _stream(spark: Any, contestant: str, step: Step) -> dict[str, Any]:
 
     place = Path(step.place)
     frame = streams(spark, contestant, place, step.files).observe("all", fn.count(fn.lit(1)).alias("results"))
-    writer = frame.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
+    writer = frame.writeStream.format("noop")
+    if step.written:
+        writer = frame.writeStream.format("parquet").option("path", str(place / "results"))
+    query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress.numInputRows]
     ours = [figures(each).get("state", {}) for each in batches]

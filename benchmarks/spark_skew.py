@@ -1,4 +1,8 @@
-"""Window joins of streams in which one key has 30% of all rows: with work that moves between slots, and without."""
+"""Window joins of streams in which one key has 30% of all rows: with work that moves between slots, and without.
+
+The results, nearly all of which are of that key, are written to Parquet files, as a pipeline's would be: what becomes of
+a task's results is part of what the task has to do, and moves with them.
+"""
 
 from __future__ import annotations
 
@@ -57,5 +61,5 @@ def _keys(rows: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
 def _measure(contestant: str, place: Path) -> Account:
     """One query over all rows."""
     with tempfile.TemporaryDirectory(dir=place) as directory:
-        step = Step(str(place / "all"), f"{directory}/measured", FILES_PER_BATCH)
+        step = Step(str(place / "all"), f"{directory}/measured", FILES_PER_BATCH, written=True)
         return measure(contestant, step, warm_up=WARM_UP)[0]
