@@ -1,7 +1,7 @@
 """Window joins of streams in which one key has 30% of all rows: with work that moves between slots, and without.
 
-The results, nearly all of which are of that key, are written to Parquet files, as a pipeline's would be: what becomes of
-a task's results is part of what the task has to do, and moves with them.
+The results, nearly all of which are of that key, are written to Parquet files, as a pipeline's would be: what becomes
+of a task's results is part of what the task has to do, and moves with them.
 """
 
 from __future__ import annotations
