@@ -41,6 +41,10 @@ def test_every_pair_exactly_once_and_no_row_kept_in_vain(chunk: int) -> None:
     assert summary.broken > summary.cases / 10, summary
 
 
+def test_runs_that_go_to_disk_have_their_memory_whatever_is_remembered_of_their_keys() -> None:
+    assert conform_to_promises(MetadataMJoin, 1, 510_484).broken
+
+
 @pytest.mark.parametrize("seed", range(90_000, 90_200 if DEEP else 90_010))
 def test_a_broken_promise_is_noticed(seed: int) -> None:
     check_broken_promise(MetadataMJoin, seed)

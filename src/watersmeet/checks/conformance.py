@@ -80,7 +80,9 @@ def _refuelled(case: AnyCase, rng: np.random.Generator) -> AnyCase:
 
 def _rebudgeted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     scarce = case.memory <= 4 * case.least
-    return replace(case, memory=case.least + (PLENTY if scarce else ROOM_FOR_LONGEST))
+    # In a tree, joins share the memory, and a row has the columns of several inputs.
+    room = ROOM_FOR_LONGEST * (case.inputs * (case.inputs - 1) // 2)
+    return replace(case, memory=case.least + (PLENTY if scarce else room))
 
 
 def _reordered(case: AnyCase, rng: np.random.Generator) -> AnyCase:

@@ -65,6 +65,7 @@ class PromisedState(XJoin):
         self._alive: list[tuple[str, int]] = [("", 0), ("", 0)]
         """For snapshots: a list of the rows that were in memory at a tick, those written before it being more."""
         self._lists = 0
+        self._room_for_runs = self.budget.reservation("room to remember runs in")
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
@@ -283,9 +284,10 @@ class PromisedState(XJoin):
         table = self.tables[side]
         parts = table.parts_of(table.hashes(rows))
         portions = {int(part): rows[parts == part] for part in np.unique(parts)}
-        if not self._has_room_for_runs(len(portions), len(rows)):
+        if not self._keep_room_for_runs(len(portions), len(rows)):
             return
         self._remember(side, rows)
+        self._room_for_runs.clear()
         self.clock += 1
         self.disks[side].write_runs(
             table, list(portions), list(portions.values()), self.clock, self.sizing.page_bytes,
@@ -295,13 +297,16 @@ class PromisedState(XJoin):
         self.purged[side] += len(rows)
         self._thinned[side] = True
 
-    def _has_room_for_runs(self, runs: int, rows: int) -> bool:
-        """Whether there is memory to remember so many runs: a partition that does not go whole may free nothing."""
+    def _keep_room_for_runs(self, runs: int, rows: int) -> bool:
+        """Whether there is memory to remember so many runs: a partition that does not go whole may free nothing.
+
+        If so, it is reserved, so that nothing else takes it before they are written.
+        """
         needed = _RUN_BYTES * runs + _PAGE_BYTES * rows
         if self.budget.free < needed:
             for table in self.tables:
                 table.trim(needed)
-        return self.budget.free >= needed
+        return self._room_for_runs.try_grow(needed)
 
     def _remember(self, side: int, rows: Int32) -> None:
         """Unique keys whose rows leave memory are over."""
