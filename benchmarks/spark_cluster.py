@@ -23,22 +23,22 @@ from benchmarks.spark_verbs import CLUSTER_GROUPS, CLUSTER_WINDOW, PARTITIONS
 
 Int64 = NDArray[np.int64]
 
-ROWS = 600_000
-SECONDS = 600
-FILES = 30
+ROWS = 400_000
+SECONDS = 400
+FILES = 20
 HOT_GROUPS = 4
 HOT = 0.8
 """The share of rows whose keys are in them."""
 PARTNERS = 40
 """Of a row in a hot group, about."""
 COLD_KEYS = 100_000
-SKIPPED = 6
+SKIPPED = 4
 """Batches that are left out: in them Java compiles."""
 MOST_REPEATS = 3
 
 
 def spark_cluster(settings: Settings) -> Iterator[Figure]:
-    """600k+600k rows on Spark, local-cluster[2,1,1024], by windows, uneven groups: moved or not, tuned or not."""
+    """400k+400k rows on Spark, local-cluster[2,1,1024], by windows, uneven groups: moved or not, tuned or not."""
     rows, seconds = settings.rows(ROWS), max(1, round(SECONDS * settings.scale))
     with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
         place = Path(directory)
