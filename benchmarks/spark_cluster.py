@@ -29,7 +29,7 @@ FILES = 20
 HOT_GROUPS = 4
 HOT = 0.8
 """The share of rows whose keys are in them."""
-PARTNERS = 40
+PARTNERS = 120
 """Of a row in a hot group, about."""
 COLD_KEYS = 100_000
 SKIPPED = 4
