@@ -11,9 +11,9 @@ carried out elsewhere, over and over until SECONDS are over, so that Java has co
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -171,9 +171,10 @@ def main(contestant: str, steps: Sequence[Step], warm_up: float = 0.0) -> list[A
     spark = session(contestant)
     began = time.monotonic()
     while time.monotonic() - began < warm_up:
-        with tempfile.TemporaryDirectory(dir=Path(steps[0].place).parent) as directory:
-            _run(spark, contestant, replace(steps[0], place=f"{directory}/warm-up"))
+        place = Path(steps[0].place).with_name("warm-up")
+        _run(spark, contestant, replace(steps[0], place=str(place)))
         _let_go(spark)
+        shutil.rmtree(place)
     accounts = [_run(spark, contestant, step) for step in steps]
     spark.stop()
     return accounts
