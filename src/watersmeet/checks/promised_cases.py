@@ -60,7 +60,7 @@ class SideKeys:
 
     def value(self, row: int) -> Pattern:
         """The key of a row as a pattern."""
-        return {name: column[row].as_py() for name, column in zip(self.names, self.columns, strict=True)}
+        return {name: _told(column[row]) for name, column in zip(self.names, self.columns, strict=True)}
 
 
 _TEXT = (KeyKind.STRING, KeyKind.BINARY)
@@ -68,6 +68,12 @@ _TEXT = (KeyKind.STRING, KeyKind.BINARY)
 
 def _pairs(spec: JoinSpec) -> list[tuple[str, str]]:
     return list(zip(spec.keys(0), spec.keys(1), strict=True))
+
+
+def _told(value: pa.Scalar) -> Any:
+    """A value as a user would give it; as it is where Python has no such value, such as a time to the nanosecond."""
+    plain = value.as_py()
+    return value if pa.types.is_time(value.type) and not value.equals(pa.scalar(plain, value.type)) else plain
 
 
 def _raw(value: str | bytes) -> bytes:
@@ -190,7 +196,7 @@ def _foreign(rng: Rng, spec: JoinSpec, keys: SideKeys, others: SideKeys) -> list
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
         if KeyCodec(spec).hash_plain(values)[0][0] not in keys.hashes:  # casting may have rounded
-            found.append({name: value[0].as_py() for name, value in zip(keys.names, values, strict=True)})
+            found.append({name: _told(value[0]) for name, value in zip(keys.names, values, strict=True)})
     return found
 
 
