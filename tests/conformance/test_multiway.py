@@ -42,6 +42,7 @@ def test_every_combination_exactly_once(operator_class: type[Any], chunk: int) -
     assert summary.reactive > summary.cases / 10 / often, summary
     assert summary.cleaned_up > summary.cases / 4 / often, summary
     assert summary.restored >= summary.cases // 10
+    assert summary.asked_for_more <= summary.cases // 50, summary
     shapes = dict(summary.kinds)
     assert all(shapes[shape] > 5 for shape in ("one attribute", "chain", "star", "tree", "cycle"))
     assert (shapes.get("bands", 0) > 10) == (operator_class is Miner)
@@ -139,11 +140,11 @@ def test_the_cases_have_all_sizes() -> None:
 
 
 @pytest.mark.skipif(not DEEP, reason="it spills 24 MB in pages of some kilobytes")
-def test_a_tree_whose_intermediate_results_are_hundreds_of_times_its_memory_asks_for_more_and_then_finds_all() -> None:
+def test_a_tree_whose_intermediate_results_are_dozens_of_times_its_memory_asks_for_more_and_then_finds_all() -> None:
     case = make_multi_case(510_191, JoinTree)
     with MemoryStore() as store, pytest.raises(ConformanceError, match="to remember what was spilled"):
         run_case(JoinTree, case, store)
     assert store.bytes_written > MOST_SPILLED * case.memory
     report = run_case(JoinTree, case)
     assert report.spilled
-    assert report.case.memory == 4 * case.memory
+    assert report.asked_for_more

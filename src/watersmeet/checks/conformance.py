@@ -19,6 +19,7 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, Wa
 from watersmeet.core.events import Arrive, End
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.spill.store import MemoryStore
+from watersmeet.state.stored_types import put_together
 
 
 def check_determinism(operator_class: type[Any], case: AnyCase, **options: Any) -> CaseReport:
@@ -96,9 +97,7 @@ def _reordered(case: AnyCase, rng: np.random.Generator) -> AnyCase:
 def _shuffled(batch: pa.RecordBatch, rng: np.random.Generator) -> pa.RecordBatch:
     """The rows from a random place on, then those before it: new order, and no need of a take kernel."""
     middle = int(rng.integers(batch.num_rows + 1))
-    halves = [batch.slice(middle), batch.slice(0, middle)]
-    columns = [pa.concat_arrays([half.column(c) for half in halves]) for c in range(batch.num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    return put_together([batch.slice(middle), batch.slice(0, middle)]) or batch
 
 
 CHANGES: Mapping[str, Callable[[AnyCase, np.random.Generator], AnyCase]] = {
@@ -177,6 +176,8 @@ class Summary:
     kinds: tuple[tuple[str, int], ...]
     """Kinds of keys, and in how many cases they were."""
     seconds: float
+    asked_for_more: int = 0
+    """Cases that were run again with more memory, because the operator had asked for it."""
 
     def __str__(self) -> str:
         return (
@@ -216,6 +217,7 @@ def conform(
         rows=sum(report.case.table(i).num_rows for report in reports for i in range(report.case.inputs)),
         kinds=tuple(sorted(kinds.items())),
         seconds=time.perf_counter() - began,
+        asked_for_more=sum(report.asked_for_more for report in reports),
     )
 
 

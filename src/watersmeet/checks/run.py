@@ -31,8 +31,9 @@ MOST_IDLE_POLLS = 20
 """An operator that says it has something to do, and this often in a row does nothing, is stuck."""
 REPEATED_SNAPSHOT_BYTES = 1_024
 """What a snapshot may write when nothing happened since the last one."""
-MOST_SPILLED = 32
-"""Times its memory that an operator must be able to spill, intermediate results included: it remembers every page."""
+MOST_SPILLED = 6
+"""Times its memory that a join of several inputs must be able to spill, intermediate results included: it remembers
+every page, and with the least memory and wide rows a page may be a row."""
 _FIRST_SHOWN = 4
 
 
@@ -71,6 +72,8 @@ class CaseReport:
     """The output as a multiset; empty if only counts were asked for."""
     trace: tuple[TracedStep, ...] = field(repr=False)
     """Every step, if that was asked for."""
+    asked_for_more: bool = False
+    """It had spilled so much that it asked for more memory; this is of the run that had it."""
 
     @property
     def spilled(self) -> bool:
@@ -93,9 +96,11 @@ def run_case(
     try:
         return Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
     except Exception as error:
-        if isinstance(error, BudgetError) and own is not None and own.bytes_written > MOST_SPILLED * case.memory:
+        spilled = 0 if own is None else own.bytes_written
+        if isinstance(error, BudgetError) and isinstance(case, MultiCase) and spilled > MOST_SPILLED * case.memory:
             # It may say so; but with the memory that it asks for it must find everything.
-            return run_case(operator_class, replace(case, memory=4 * case.memory), trace=trace, **options)
+            more = replace(case, memory=4 * case.memory)
+            return replace(run_case(operator_class, more, trace=trace, **options), asked_for_more=True)
         raise ConformanceError(
             f"{operator_class.__name__}: {str(error) or type(error).__name__}\n{case}\n"
             f"  again: run_case({operator_class.__name__}, {case.maker}({case.seed}, {operator_class.__name__}))"
