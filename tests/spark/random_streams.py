@@ -70,7 +70,13 @@ def respecified(spec: T, tables: Sequence[pa.RecordBatch | None]) -> T | None:
 
 def is_refused(table: pa.RecordBatch) -> bool:
     """Whether there is a column of a type that Parquet files do not hold for Spark, or that it does not have yet."""
-    return any(pa.types.is_null(field.type) or pa.types.is_time(field.type) for field in table.schema)
+    return any(_is_refused(field.type) for field in table.schema)
+
+
+def _is_refused(type_: pa.DataType) -> bool:
+    empty = pa.types.is_struct(type_) and not type_.num_fields
+    inside = any(_is_refused(type_.field(i).type) for i in range(type_.num_fields))
+    return pa.types.is_null(type_) or pa.types.is_time(type_) or empty or inside
 
 
 def cut(tables: Sequence[pa.RecordBatch], rng: Rng, fewest: int = 2, most: int = 5) -> list[Batch]:
