@@ -96,6 +96,12 @@ def test_every_way_to_join_against_a_dict(tmp_path: Path) -> None:
         assert told["read"] > 0
 
 
+def test_batches_without_rows_are_batches_like_any_other(tmp_path: Path) -> None:
+    query = Query(tmp_path, _relation(tmp_path))
+    answers = [query.answers(batch, skus) for batch, skus in enumerate(([], [1], [], [], [2, 3]))]
+    assert [each.total() for each in answers] == [0, 1, 0, 0, 2]
+
+
 def test_all_tasks_of_a_batch_and_those_that_repeat_it_meet_one_version(tmp_path: Path) -> None:
     relation = _relation(tmp_path)
     query = Query(tmp_path, relation)

@@ -52,10 +52,11 @@ class LookupTask:
         """Answer the rows of one partition."""
         began = time.monotonic()
         rows = (batch for batch in batches if batch.num_rows)
+        directory = self._directory()  # a batch takes note of itself, if none of its tasks has rows, too
         first = next(rows, None)
         if first is None:
             return
-        join = WORKER.take(self, self._version())
+        join = WORKER.take(self, self._version(directory))
         before = _counts(join)
         stream_rows = results = 0
         for event in self._events(first, rows):
@@ -71,13 +72,17 @@ class LookupTask:
             yield figures_row(self.output, [stream_rows, results, join.budget.peak, hits, misses, read, spent])
         WORKER.keep(self, join)
 
-    def _version(self) -> int:
+    def _directory(self) -> StateDirectory | None:
         if self.state is None:
-            return self.version
+            return None
         batch, query = current_batch()
         owner = Owner(f"{self.spec.fingerprint}-lookup", 1, query)
-        directory = StateDirectory(place_of(self.state), owner, batch, self.retain, self.cache_bytes)
-        return BatchVersions(directory, Path(self.relation), query).current()
+        return StateDirectory(place_of(self.state), owner, batch, self.retain, self.cache_bytes)
+
+    def _version(self, directory: StateDirectory | None) -> int:
+        if directory is None:
+            return self.version
+        return BatchVersions(directory, Path(self.relation), current_batch()[1]).current()
 
     def _events(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[Event]:
         yield Arrive(0, self._as_announced(first))
