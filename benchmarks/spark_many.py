@@ -22,19 +22,18 @@ from benchmarks.spark_warm import Measured
 Int64 = NDArray[np.int64]
 
 ROWS = 500_000
-FILES = 6
-FILES_PER_BATCH = 2
+FILES = 5
 
 
 def spark_4way(settings: Settings) -> Iterator[Figure]:
-    """4 x 500k rows on Spark, local[2], 667k rows a batch, on one key and as a chain."""
+    """4 x 500k rows on Spark, local[2], 400k rows a batch, on one key and as a chain."""
     rows = settings.rows(ROWS)
     with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
         place = Path(directory)
         keys = _write(place / "all", rows)
         for kind, expected in {"one-key": _on_one_key(keys), "chain": _chained(keys)}.items():
             names = [f"{kind} ours", *([f"{kind} heap"] if settings.peers else [])]
-            measured = Measured.of(names, place, FILES_PER_BATCH, min(MOST_REPEATS, settings.repeat))
+            measured = Measured.of(names, place, 1, min(MOST_REPEATS, settings.repeat))
             peer, label = f"{kind} heap", f"Spark's tree, {kind.replace('-', ' ')}"
             yield measured.rate(peer, label, Target(">=", 4.0, of_ratio=True))
             yield measured.cpu(peer, label)
