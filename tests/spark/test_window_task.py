@@ -23,11 +23,12 @@ from watersmeet.spark.kept_operators import KeptOperators
 from watersmeet.spark.metrics import COLUMN
 from watersmeet.spark.row_layout import RowLayout
 from watersmeet.spark.state_directory import Batch
+from watersmeet.spark.timed_arrivals import TimedArrivals
 from watersmeet.spark.window_factory import WindowFactory
 from watersmeet.spark.window_task import WindowTask
 from watersmeet.spill.store import MemoryStore
 from watersmeet.state.sizing import Grain
-from watersmeet.state.window_rows import WindowCodec, WindowPlan
+from watersmeet.state.window_rows import NEVER, Timing, WindowCodec, WindowPlan
 
 GROUPS = 3
 
@@ -36,6 +37,17 @@ GROUPS = 3
 def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for the disk takes most of the time, and nothing here depends on it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.mark.parametrize(("window", "pieces"), [(10, 5), (1_500, 4), (5_000, 2)])
+def test_about_a_windows_rows_are_handed_on_at_once(window: int, pieces: int) -> None:
+    batch = pa.record_batch({"id": np.zeros(5_000, np.int64), "t": np.arange(5_000)})
+    spec = WindowJoinSpec(batch.schema, batch.schema, parse_on("id"), window=parse_windows(window, "t"))
+    arrivals = TimedArrivals([spec.left, spec.right], Timing(spec), 1 << 20, MemoryStore)
+    arrivals.add(0, batch)
+    found = [piece for _, piece in arrivals.after([NEVER, NEVER])]
+    assert len(found) == pieces
+    assert sum(piece.num_rows for piece in found) == 5_000
 
 
 @dataclass

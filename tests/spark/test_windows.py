@@ -43,6 +43,17 @@ def test_batches_out_of_order_with_late_rows_and_a_restart(spark: Any, tmp_path:
     assert sum('"snapshot":null' in path.read_text() for path in manifests) == 2
 
 
+def test_the_plan_is_the_same_for_every_batch_and_collects_figures_once(spark: Any, tmp_path: Path) -> None:
+    streams = []
+    for side in ("left", "right"):
+        (tmp_path / side).mkdir()
+        streams.append(spark.readStream.schema("id long, at timestamp").parquet(str(tmp_path / side)))
+    joined = window_join(*streams, on="id", time="at", window="1 minute", state=tmp_path / "state")
+    plan = joined._jdf.queryExecution().logical().toString()
+    assert plan.count("collect_list(") == 1, "Spark carries out each aggregate for every result"
+    assert "rand(" not in plan, "a new seed for every batch is new code for every batch"
+
+
 def test_batch_dataframes(spark: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     batches = [tables_of(rng, number) for number in range(5)]

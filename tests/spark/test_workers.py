@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pyspark import cloudpickle
 
 from watersmeet.memory import Budget
+from watersmeet.spark import settled
 from watersmeet.spark.workers import portable, use_own_python
 
 _SCRIPT = """
@@ -31,6 +33,16 @@ def test_a_worker_without_watersmeet_says_what_to_do(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"RuntimeError: the Python of Spark's workers, {sys.executable}, has no Watersmeet")
     assert "set PYSPARK_PYTHON" in last
+
+
+def test_what_a_worker_has_loaded_is_set_aside_after_its_first_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled, "_tasks", 0)
+    before = gc.get_freeze_count()
+    try:
+        assert list(portable(iter, SimpleNamespace())(iter([1, 2]))) == [1, 2]  # type: ignore[arg-type]
+        assert gc.get_freeze_count() > before + 1_000
+    finally:
+        gc.unfreeze()
 
 
 def _session(master: str, python: str | None = None) -> Any:
