@@ -32,11 +32,12 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.exit_code = 128 + number
 
 
-_stopped: list[Stopped] = []
-"""Python swallows what is raised while an object is being destroyed; what came is kept here to be raised again."""
+AGAIN = 0.05
+"""Seconds until a stop that Python swallowed is raised again."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -320,13 +321,7 @@ def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]],
     if args.output is not None:
         sinks.check_target(args.output)
     with display(args.quiet) as show:
-
-        def look(progress: Progress) -> None:
-            if _stopped:
-                raise _stopped[0]
-            show(progress)
-
-        result = begin(look)
+        result = begin(show)
         with result:
             if args.output is not None:
                 result.write(args.output)
@@ -352,21 +347,37 @@ def _band(text: str) -> Band:
 def _signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP unwind the stack once, so that everything is cleaned up; later ones are too late."""
     numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    alarm = getattr(signal, "SIGALRM", None)
+    complain = sys.unraisablehook
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None = None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
-        _stopped.append(Stopped(number))
-        raise _stopped[0]
+        raise Stopped(number)
 
-    _stopped.clear()
-    before = {}
+    def insist(swallowed: sys.UnraisableHookArgs) -> None:
+        """Python swallows what is raised while an object is being destroyed or called back by a library."""
+        stopped = swallowed.exc_value
+        if not isinstance(stopped, Stopped):
+            complain(swallowed)
+            return
+        if alarm is not None:
+            before.setdefault(alarm, signal.signal(alarm, lambda _number, _frame: stop(stopped.number)))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:  # pragma: no cover - Windows: whoever asks again is heard
+            signal.signal(stopped.number, stop)
+
+    before: dict[signal.Signals, Any] = {}
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:  # started with nohup, or in the background
             before[number] = signal.signal(number, stop)
+    sys.unraisablehook = insist
     try:
         yield
     finally:
+        sys.unraisablehook = complain
+        if alarm in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -29,7 +29,11 @@ class BatchWriter(Protocol):
 def _parquet(file: pa.NativeFile, schema: pa.Schema) -> Any:
     import pyarrow.parquet as pq
 
-    return pq.ParquetWriter(file, schema)
+    class Writer(pq.ParquetWriter):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """Nothing: whoever gave up on a file has closed it, and closing the writer then would complain."""
+
+    return Writer(file, schema)
 
 
 def _csv(file: pa.NativeFile, schema: pa.Schema) -> Any:
@@ -88,10 +92,12 @@ def write(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str | os.P
         with _blaming(path):
             file = pa.OSFile(str(part), "wb")
         leaving.callback(_close_quietly, file)
-        try:
-            writer: BatchWriter = open_writer(file, schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise SpecError(f"{name} cannot hold these columns: {_one_line(error)}; write .arrow instead") from error
+        with _blaming(path):
+            try:
+                writer: BatchWriter = open_writer(file, schema)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                reason = _one_line(error)
+                raise SpecError(f"{name} cannot hold these columns: {reason}; write .arrow instead") from error
         leaving.callback(_close_quietly, writer)
         for batch in batches:
             with _blaming(path):

@@ -279,6 +279,32 @@ def test_a_signal_leaves_nothing_behind(kind: str, number: signal.Signals, code:
     assert left_behind(here) == ["out.parquet"]
 
 
+DEAF = """
+import os, signal, time
+from watersmeet import sinks
+
+class Deaf:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+
+check_target = sinks.check_target
+
+def check_and_forget(path):
+    Deaf()
+    return check_target(path)
+
+sinks.check_target = check_and_forget
+"""
+
+
+def test_a_signal_that_python_swallows_is_not_lost(here: Path) -> None:
+    line = [sys.executable, "-c", DEAF + STUCK, *changed(left="stuck")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
+    assert left_behind(here) == []
+
+
 # -- the display -------------------------------------------------------------------------------------------------------
 
 MIDWAY = Progress(

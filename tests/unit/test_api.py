@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
+from watersmeet import sinks
 from watersmeet.drivers.live import queue_bytes
 from watersmeet.planner import ALGORITHMS
 
@@ -284,12 +286,33 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "arrow"])
-def test_a_disk_that_takes_no_more_leaves_the_existing_file(ending: str, tmp_path: Path) -> None:
+def test_an_interruption_right_after_a_file_was_opened_leaves_neither_a_file_nor_a_complaint(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, open_writer = sinks.FORMATS[f".{ending}"]
+
+    def open_and_stop(file: pa.NativeFile, schema: pa.Schema) -> None:
+        opened = open_writer(file, schema)
+        raise KeyboardInterrupt(opened)
+
+    complaints: list[object] = []
+    monkeypatch.setattr(sinks, "FORMATS", {f".{ending}": (name, open_and_stop)})
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: complaints.append(about.exc_value))
+    with pytest.raises(KeyboardInterrupt):
+        sinks.write(ORDERS.to_batches(), ORDERS.schema, tmp_path / f"out.{ending}")
+    gc.collect()
+    assert not complaints
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+@pytest.mark.parametrize("ending", ["parquet", "csv", "arrow"])
+def test_a_disk_that_takes_no_more_leaves_the_existing_file(ending: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / f"out.{ending}"
     path.write_bytes(b"precious")
     left = pa.table({"id": range(20_000), "a": [str(i * 7919) for i in range(20_000)]})
     result = join(left, left, suffixes=("", "_b"))
-    with files_no_larger_than(4096), pytest.raises(wm.WatersmeetError, match=rf"cannot write .*out\.{ending}: .+"):
+    with files_no_larger_than(size), pytest.raises(wm.WatersmeetError, match=rf"cannot write .*out\.{ending}: .+"):
         result.write(path)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"precious"]
     assert list_readers() == []

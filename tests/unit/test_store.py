@@ -413,6 +413,25 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("made", ["mkdir", "open", "flock"])
+def test_an_interruption_while_the_directory_is_made_leaves_nothing(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"mkdir": os, "open": os, "flock": private.fcntl}[made]
+    call = getattr(module, made)
+
+    def call_and_stop(*arguments: Any) -> None:
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, made, call_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        FileStore(tmp_path)
+    monkeypatch.undo()
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("then", ["end", "raise"])
 def test_the_end_of_the_interpreter_leaves_nothing(tmp_path: Path, then: str) -> None:
     child, _ = start(tmp_path, then)

@@ -46,8 +46,16 @@ class PrivateDirectory:
 
     def __init__(self, parent: Path) -> None:
         sweep(parent)
-        self.path, lock = _make(parent)
-        self._finalizer = weakref.finalize(self, _remove_if_owner, self.path, lock, os.getpid())
+        self._made = _Made()
+        # First of all, so that an interruption while it is being made leaves nothing either.
+        self._finalizer = weakref.finalize(self, self._made.remove)
+        self._made.make(parent)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        assert self._made.path is not None
+        return self._made.path
 
     def close(self) -> None:
         """Remove it with all its files. In a forked child this does nothing: the directory is the parent's."""
@@ -64,34 +72,44 @@ def sweep(parent: Path) -> None:
                 _remove_if_dead(Path(entry.path))
 
 
-def _make(parent: Path) -> tuple[Path, int]:
-    while True:
-        path = parent / f"watersmeet-{os.getpid()}-{secrets.token_hex(8)}"
-        path.mkdir(mode=0o700)
-        lock = None
-        try:
-            lock = os.open(path / _LOCK, _OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o600)
-            # A sweeper may have met the directory before it was locked and taken it away: then try another name.
-            if _lock_if_possible(lock) and _is_same_file(lock, path / _LOCK):
-                return path, lock
-        except FileNotFoundError:
-            if not parent.is_dir():
+class _Made:
+    """What there is to remove, apart from the object whose end says when."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._lock: int | None = None
+        self._owner = os.getpid()
+
+    def make(self, parent: Path) -> None:
+        """A new directory, locked."""
+        while True:
+            self.path = parent / f"watersmeet-{self._owner}-{secrets.token_hex(8)}"
+            self.path.mkdir(mode=0o700)
+            lock = self.path / _LOCK
+            try:
+                self._lock = os.open(lock, _OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o600)
+                # A sweeper may have met the directory before it was locked and taken it away: then try another name.
+                if _lock_if_possible(self._lock) and _is_same_file(self._lock, lock):
+                    return
+            except FileNotFoundError:
+                if not parent.is_dir():
+                    raise
+            except BaseException:
+                self.remove()
                 raise
-        except BaseException:
-            _empty(path)
-            _close(lock)
-            raise
-        _close(lock)
+            self._unlock()
 
+    def remove(self) -> None:
+        """All of it, unless this is a forked child: the directory is its parent's."""
+        if self.path is None or os.getpid() != self._owner:
+            return
+        if fcntl is None:  # pragma: no cover - Windows, where a file that is open cannot be removed
+            self._unlock()
+        _empty(self.path)
+        self._unlock()
 
-def _remove_if_owner(path: Path, lock: int, owner: int) -> None:
-    if os.getpid() != owner:
-        return
-    if fcntl is None:  # pragma: no cover - Windows, where a file that is open cannot be removed
-        _close(lock)
-        _empty(path)
-    else:
-        _empty(path)
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
         _close(lock)
 
 
