@@ -180,7 +180,7 @@ def flushed(scale: float, seed: int, inputs: int, policy: str, share: float) -> 
             _feed(join, number, values)
         total = sum(table.rows for table in join.tables)
         while sum(table.rows for table in join.tables) > stays * total:
-            join._flush()
+            join._make_room()
         kept = [table.rows / rows for table in join.tables]
         found.append(_feed(join, 0, probes).results)
     # Flushed without regard to each other, inputs keep different shares; those that are looked up count.

@@ -43,7 +43,7 @@ class Example:
     def overflow(self, number: int) -> None:
         """What an input has in memory goes to disk."""
         self._victim = number
-        assert self.join._flush()
+        assert self.join._make_room()
 
     def _victims(self, in_memory: np.ndarray, on_disk: np.ndarray, tick: int) -> Victims:
         return {self._victim: np.flatnonzero(in_memory[self._victim]).tolist()}

@@ -139,12 +139,12 @@ def test_the_input_with_most_rows_gives_up_a_block_and_a_last_open_one_everythin
     run = Run(chain(), grain=Grain(block_rows=10))
     for number, count in enumerate((30, 60, 40)):
         run.arrive(number, a=np.arange(count), b=np.arange(count))
-    assert run.join._flush()
+    assert run.join._make_room()
     assert [disk.rows for disk in run.join.disks] == [0, 10, 0]
     run.join.receive(End(0))
     run.join.receive(End(2))
     run.work()
-    assert run.join._flush()
+    assert run.join._make_room()
     assert [disk.rows for disk in run.join.disks] == [0, 60, 0]
     run.arrive(1, a=[5, 6], b=[5, 6])
     run.end()

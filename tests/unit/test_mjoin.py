@@ -114,7 +114,7 @@ class Example:
     def flush(self, number: int) -> None:
         rows = self.join.tables[number].part_rows
         self.join._policy = lambda *_: {number: np.flatnonzero(rows).tolist()}
-        assert self.join._flush()
+        assert self.join._make_room()
 
 
 def test_the_worked_example_of_overflow_visits_and_clean_up() -> None:
@@ -163,7 +163,7 @@ def test_what_an_arrival_finds_after_an_overflow_follows_the_papers_formulas(inp
             "independent": {number: parts[(parts >> number) % 2 == 1].tolist() for number in range(inputs)},
         }[flushing]
         join._policy = lambda *_, gone=gone: gone
-        assert join._flush() == bool(gone)
+        assert join._make_room() == bool(gone)
         before = join.cost.results
         join.receive(Arrive(0, pa.record_batch({"v": np.arange(keys)})))
         while join.poll(0.0, 100_000).status is Status.HAS_OUTPUT:

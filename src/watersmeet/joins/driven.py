@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from watersmeet.joins.frame import Arriving
 from watersmeet.joins.pipeline import Pipeline, Scope
 from watersmeet.policies import probing
 from watersmeet.state.combinations import BATCH, TABLE, Passing, places
-from watersmeet.state.intake import Received
 from watersmeet.state.many_windows import WindowFilter
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class DrivenTask(ABC):
         self._skip = place["handed"]
 
 
-class Arrival(DrivenTask):
+class Arrival(Arriving, DrivenTask):
     """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
 
     def __init__(
@@ -123,46 +123,39 @@ class Arrival(DrivenTask):
         taken: Bool | None = None,
     ) -> None:
         """`moments` are stored before the columns; where `taken` is given, rows that it does not have are left out."""
-        super().__init__(join, driver)
-        plan = join.plans[driver]
-        hashes, valid = join.codec.hash(driver, plan.key_arrays(batch))
-        columns = [*moments, *plan.store(batch, numbers)]
-        positions = None
+        hashes, valid = join.codec.hash(driver, join.plans[driver].key_arrays(batch))
         if taken is not None:
             valid = taken if valid is None else valid & taken
-        if valid is not None:  # NULL matches nothing: such rows end here
-            positions = np.flatnonzero(valid)
-            hashes = [each[positions] for each in hashes]
-            columns = [column.take(pa.array(positions)) for column in columns]
-        self.next = 0
-        self.kept = False
+        DrivenTask.__init__(self, join, driver)
+        # NULL matches nothing: such rows end here.
+        Arriving.__init__(self, join, driver, batch, numbers, hashes, valid, moments)
+        self._columns = [*self._columns, *(pa.array(each) for each in self._hashes[1:])]
         self._slice = 0
-        self._hashes = hashes
-        self._parts = join.tables[driver].parts_of(hashes[0])
-        self._columns = [*columns, *(pa.array(each) for each in hashes[1:])]
-        self._received = (batch, numbers, positions)
-        self.widest = plan.widest(columns)
-        join.meter.hashes += batch.num_rows * len(hashes)
 
     @property
     def done(self) -> bool:
         """Whether the last slice was looked up."""
-        return self.next == len(self._hashes[0]) and (self.pipeline is None or self.pipeline.done)
+        return self.next == self.rows and (self.pipeline is None or self.pipeline.done)
+
+    @property
+    def at_hand(self) -> int:
+        """The rows of the last slice."""
+        return self._slice
 
     def begin(self, fuel: int) -> None:
         """Take the next slice into memory and begin to look it up."""
         join = self.join
-        if self.next == len(self._hashes[0]):
+        if self.next == self.rows:
             return
         self.steps = []
-        count = min(fuel, len(self._hashes[0]) - self.next, join.sizing.combinations)
+        count = min(fuel, self.rows - self.next, join.sizing.combinations)
         self.kept = join.must_keep(self.driver)
         count = join.admit(self, count)
         if not self.kept and join.must_keep(self.driver):
             # Making room brought rows of the others to disk, which these rows must now wait for.
             self.kept = True
             count = join.admit(self, count)
-        hashes, parts, columns = self.piece(count)
+        hashes, parts, columns = self.slice_of(count)
         ticks = join.ticks(count)
         self.next += count
         self._slice = count
@@ -182,15 +175,6 @@ class Arrival(DrivenTask):
         join.inputs[self.driver].batch = Passing(columns, hashes, ticks)
         self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), self.scope(), hashes)
 
-    def piece(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
-        """Hashes, partitions and columns of the next rows."""
-        stop = self.next + count
-        return (
-            [each[self.next : stop] for each in self._hashes],
-            self._parts[self.next : stop],
-            [column.slice(self.next, count) for column in self._columns],
-        )
-
     def note(self, ids: Int64) -> None:
         """Let the operator count what its rows in memory are good for."""
         self.join.note_results(ids)
@@ -202,20 +186,12 @@ class Arrival(DrivenTask):
         """The slice at hand."""
         return {"kind": "arrival", "input": self.driver, "rows": self._slice, "kept": self.kept, "place": self.place()}
 
-    def unfinished(self) -> Received:
-        """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
-        start = self.next - self._slice
-        batch, numbers, positions = self._received
-        if positions is not None:
-            start = int(positions[start]) if start < len(positions) else batch.num_rows
-        return Received(batch, numbers, start)
-
     def resume(self, state: dict[str, Any]) -> None:
         """Go on with a slice that was at hand when a snapshot was taken; this batch begins with its rows."""
         if not state["rows"]:
             return
         self._slice, self.kept = state["rows"], state["kept"]
-        hashes, _, columns = self.piece(self._slice)
+        hashes, _, columns = self.slice_of(self._slice)
         self.next = self._slice
         self.go_to(state["place"])
         # Kept or not: the rows' own table is not looked up, so that they may as well lie in the batch.

@@ -361,7 +361,7 @@ class MetadataMJoin(PromisedState):
     def waiting(self, side: int) -> list[Received]:
         """One input's rows that were received and are not in memory yet."""
         waiting = super().waiting(side)
-        at_hand = isinstance(self._task, Arrival) and self._task.side == side
+        at_hand = isinstance(self._task, Arrival) and self._task.input == side
         return [*waiting[:at_hand], *self._pools[side], *waiting[at_hand:]]
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:

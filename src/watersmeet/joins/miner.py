@@ -180,11 +180,11 @@ class Miner(MultiwayJoin):
         """
         admitted = super().admit(arrival, count)
         for number, regions in enumerate(self.regions):
-            if number != arrival.driver:
+            if number != arrival.input:
                 regions.rows_arrive()
         return admitted
 
-    def _flush(self) -> bool:
+    def _make_room(self) -> bool:
         held = [number for number in range(len(self.tables)) if self.tables[number].rows]
         if not held:
             return False

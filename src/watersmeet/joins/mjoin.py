@@ -97,7 +97,7 @@ class MJoin(MultiwayJoin):
 
     # --- overflow ---
 
-    def _flush(self) -> bool:
+    def _make_room(self) -> bool:
         if self.catalogue.held > self.budget.total // _MOST_CATALOGUE:
             self._put_runs_together()
         in_memory = np.stack([table.part_rows for table in self.tables])

@@ -155,7 +155,7 @@ class PMJ(MergingJoin):
         return super().admit(arrival, count)
 
     def _has_room(self, arrival: Arrival, count: int) -> bool:
-        table = self.tables[arrival.side]
+        table = self.tables[arrival.input]
         _, parts, columns = arrival.piece(count)
         if table.reserve(parts, columns):
             return True
@@ -227,7 +227,7 @@ class PMJ(MergingJoin):
     def waiting(self, side: int) -> list[Received]:
         """One input's rows that were received and are not in memory yet, those set aside first."""
         waiting = super().waiting(side)
-        if self._set_aside is not None and self._set_aside.side == side:
+        if self._set_aside is not None and self._set_aside.input == side:
             waiting.insert(0, self._set_aside.unfinished())
         return waiting
 

@@ -48,9 +48,9 @@ class PromisedArrival(Arrival):
         """Go on with the slice at hand, or with the next."""
         if self.lookup is None or self.lookup.done:
             self._settle()
-            if self.next == len(self._hashes):
+            if self.next == self.rows:
                 return 1
-            count = self._join.admit(self, min(fuel, len(self._hashes) - self.next))
+            count = self._join.admit(self, min(fuel, self.rows - self.next))
             self._join.check_word(self, count)
             self.take_slice(count)
         assert self.lookup is not None
@@ -64,7 +64,7 @@ class PromisedArrival(Arrival):
         kept = int(np.count_nonzero(keep))
         if kept:
             rows = np.flatnonzero(keep)
-            table = join.tables[self.side]
+            table = join.tables[self.input]
             if kept == count:
                 table.append(hashes, parts, columns, ticks)
             else:
@@ -72,12 +72,12 @@ class PromisedArrival(Arrival):
                     hashes[rows], parts[rows], [column.take(pa.array(rows)) for column in columns], ticks[rows]
                 )
             join.meter.inserts += kept
-            join.rows_kept(self.side, parts[rows])
-        join.not_kept(self.side, hashes, lambda: self.keys(self.next, count), ~keep)
+            join.rows_kept(self.input, parts[rows])
+        join.not_kept(self.input, hashes, lambda: self.keys(self.next, count), ~keep)
         self._first = self.next
         self.next += count
         self._settled = False
-        self.lookup = join.arrival_lookup(self.side, hashes, parts, columns, BatchRows(columns))
+        self.lookup = join.arrival_lookup(self.input, hashes, parts, columns, BatchRows(columns))
 
     def _settle(self) -> None:
         """All rows of the slice have met their partners in memory."""
@@ -85,7 +85,7 @@ class PromisedArrival(Arrival):
             self._settled = True
             first, count = self._first, self.next - self._first
             self._join.met_memory(
-                self.side, self._hashes[first : self.next], self._parts[first : self.next],
+                self.input, self._hashes[0][first : self.next], self._parts[first : self.next],
                 lambda: self.keys(first, count),
             )  # fmt: skip
 
@@ -94,14 +94,14 @@ class PromisedArrival(Arrival):
         self._settle()
         if self._marks:
             patterns, self._marks = [pattern for _, pattern in self._marks], []
-            self._join.heed(self.side, patterns)
+            self._join.heed(self.input, patterns)
 
     def behind_marks(self, first: int, hashes: Int64, keys: Callable[[], list[pa.Array]]) -> Bool:
         """Which of the rows from `first` on come behind a punctuation, in this batch, that speaks of them."""
         late = np.zeros(len(hashes), np.bool_)
         if not self._marks:
             return late
-        positions = self._received[2]
+        positions = self.positions
         places = np.arange(first, first + len(hashes)) if positions is None else positions[first : first + len(hashes)]
         last = int(places[-1]) if len(places) else 0
         before = [(at, pattern) for at, pattern in self._marks if at <= last]
@@ -131,13 +131,12 @@ class PromisedArrival(Arrival):
 
     def keys(self, first: int, count: int) -> list[pa.Array]:
         """The key columns of some rows, in plain types."""
-        batch, _, positions = self._received
-        columns = [plain_array(column) for column in self._join.plans[self.side].key_arrays(batch)]
+        positions = self.positions
+        columns = [plain_array(column) for column in self._join.plans[self.input].key_arrays(self.batch)]
         if positions is not None:
             return [column.take(pa.array(positions[first : first + count])) for column in columns]
         return [column.slice(first, count) for column in columns]
 
     def row_number(self, row: int) -> int:
         """The number of a row in its input."""
-        _, numbers, positions = self._received
-        return int(numbers[row if positions is None else positions[row]])
+        return int(self.numbers[row if self.positions is None else self.positions[row]])

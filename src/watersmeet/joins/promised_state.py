@@ -93,16 +93,16 @@ class PromisedState(XJoin):
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for those of the next rows that are to be kept; returns for how many rows, at least one."""
         assert isinstance(arrival, PromisedArrival)
-        table = self.tables[arrival.side]
+        table = self.tables[arrival.input]
         while True:
             hashes, parts, columns = arrival.piece(count)
             first = arrival.next
             clock = self.clock
-            keep = self.to_be_kept(arrival.side, hashes, parts, lambda: arrival.keys(first, count))  # noqa: B023
+            keep = self.to_be_kept(arrival.input, hashes, parts, lambda: arrival.keys(first, count))  # noqa: B023
             rows = np.flatnonzero(keep)
             kept = columns if len(rows) == count else [column.take(pa.array(rows)) for column in columns]
             of_kept = parts[rows]
-            wide_enough = self._allow_widest(arrival.side, arrival.widest)
+            wide_enough = self._allow_widest(arrival.input, arrival.widest)
             if wide_enough and self.secure(lambda: table.reserve(of_kept, kept)):  # noqa: B023
                 if self.clock != clock:
                     continue  # what was flushed may be what these rows must wait for
@@ -110,7 +110,7 @@ class PromisedState(XJoin):
                 return count
             if count == 1:
                 size = max(table.row_bytes, sum(column.nbytes for column in columns))
-                raise no_room_for(f"a row of {self.spec.names[arrival.side]}", size, self.budget)
+                raise no_room_for(f"a row of {self.spec.names[arrival.input]}", size, self.budget)
             count //= 2
 
     def to_be_kept(self, side: int, hashes: Int64, parts: Int32, keys: Keys) -> Bool:
@@ -129,7 +129,7 @@ class PromisedState(XJoin):
 
     def check_word(self, arrival: PromisedArrival, count: int) -> None:
         """Whether the next rows were promised not to come: an error, or a count."""
-        side, first = arrival.side, arrival.next
+        side, first = arrival.input, arrival.next
         known = self.known[side]
         hashes, parts, _ = arrival.piece(count)
         seen = np.zeros(count, np.bool_)

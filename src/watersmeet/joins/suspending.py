@@ -150,7 +150,7 @@ class SuspendingWindowJoin(WindowJoin):
     def waiting(self, side: int) -> list[Received]:
         """One input's rows that are not in memory yet."""
         waiting = super().waiting(side)
-        if self._suspended is not None and self._suspended.side == side:
+        if self._suspended is not None and self._suspended.input == side:
             waiting.insert(0, self._suspended.unfinished())
         return waiting
 
@@ -161,7 +161,5 @@ class SuspendingWindowJoin(WindowJoin):
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         if state["suspended"] is not None:
-            at_hand = waiting[state["suspended"]["side"]].pop(0)
-            assert at_hand.numbers is not None
-            self._suspended = self._resumed_arrival(state["suspended"], at_hand.batch, at_hand.numbers)
+            self._suspended = self._arrival_at_hand(state["suspended"], waiting)
         super()._load_tasks(state, waiting)

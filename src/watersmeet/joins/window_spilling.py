@@ -140,7 +140,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for rows, unless the disk's turn comes first."""
-        side = self._arriving = arrival.side
+        side = self._arriving = arrival.input
         if self.needs_probe(side) and self.probe_due(side):
             self._suspend_for(self.scan(side))
             return 0

@@ -13,7 +13,7 @@ are worked off in the order in which they were received, those of both inputs to
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -25,11 +25,13 @@ from watersmeet.core.errors import BudgetError, LateRowError, SpecError
 from watersmeet.core.events import Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
+from watersmeet.joins.frame import Arriving
 from watersmeet.joins.progressive import ProgressiveJoin
 from watersmeet.joins.tasks import Arrival, Task
 from watersmeet.memory import format_bytes
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Delays
+from watersmeet.state.intake import Order
 from watersmeet.state.lookup import Lookup
 from watersmeet.state.pairs import Between, PairBuffer
 from watersmeet.state.rows import BatchRows, TableRows
@@ -69,42 +71,28 @@ class WindowArrival(Arrival):
     def __init__(
         self, join: WindowJoin, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int
     ) -> None:
-        plan = join.plans[side]
-        hashes, valid = join.codec.hash(side, plan.key_arrays(batch))
+        hashes, valid = join.codec.hash(side, join.plans[side].key_arrays(batch))
         timed = join.timing.read(side, batch, numbers, newest, others)
         for fit in (timed.known, None if timed.late is None or join.window.late == "keep" else ~timed.late):
             valid = fit if valid is None else valid if fit is None else valid & fit
-        columns = [pa.array(timed.times), pa.array(timed.floors), *plan.store(batch, numbers)]
-        reached, positions = timed.newest, None
-        if valid is not None and not valid.all():
-            positions = np.flatnonzero(valid)
-            hashes, reached = hashes[positions], reached[positions]
-            columns = [column.take(pa.array(positions)) for column in columns]
-        self.side = side
-        self.next = 0
+        moments = [pa.array(timed.times), pa.array(timed.floors)]
+        Arriving.__init__(self, join, side, batch, numbers, [hashes], valid, moments)
         self.lookup: Lookup | None = None
-        self.kept = False
         self.timed = timed
-        self._reached = reached
+        self._reached = timed.newest if self.positions is None else timed.newest[self.positions]
         self._others = others
         self._window_join = self._join = join
-        self._hashes = hashes
-        self._parts = join.tables[side].parts_of(hashes)
-        self._columns = columns
-        self._received = (batch, numbers, positions)
-        self.widest = plan.widest(columns)
-        join.meter.hashes += batch.num_rows
 
     def work(self, fuel: int) -> int:
         """Go on with the slice at hand, or with the next, if there is room for it."""
         join = self._window_join
         if self.lookup is None or self.lookup.done:
-            if self.next == len(self._hashes):
+            if self.next == self.rows:
                 return 1
-            count = min(fuel, len(self._hashes) - self.next)
-            self.kept = join.must_keep(self.side)
+            count = min(fuel, self.rows - self.next)
+            self.kept = join.must_keep(self.input)
             count = join.admit(self, count)
-            if count and not self.kept and join.must_keep(self.side):
+            if count and not self.kept and join.must_keep(self.input):
                 self.kept = True
                 count = join.admit(self, count)
             if not count:
@@ -117,14 +105,14 @@ class WindowArrival(Arrival):
         """Move the next rows into memory, and let their times count."""
         super().take_slice(count)
         join = self._window_join
-        join.newest[self.side] = int(self._reached[self.next - 1])
-        join.slice_taken(self.side)
+        join.newest[self.input] = int(self._reached[self.next - 1])
+        join.slice_taken(self.input)
 
     def finish(self) -> None:
         """The times of rows that match nothing count, too."""
         if len(self.timed.newest):
-            self._window_join.newest[self.side] = int(self.timed.newest[-1])
-        self._window_join.arrival_done(self.side)
+            self._window_join.newest[self.input] = int(self.timed.newest[-1])
+        self._window_join.arrival_done(self.input)
 
     def to_state(self) -> dict[str, Any]:
         """The slice at hand, and what was known before it."""
@@ -152,7 +140,7 @@ class WindowJoin(ProgressiveJoin):
         """How many rows of each input came too late."""
         self.events: Counter[str] = Counter()
         """What happened how often: dumps, scans, expired blocks and the like."""
-        self._order: deque[list[int]] = deque()
+        self._order = Order()
         self.now = 0.0
         """The time of the poll at hand."""
         self.delays = Delays()
@@ -218,30 +206,13 @@ class WindowJoin(ProgressiveJoin):
 
     def _receive_batch(self, side: int, batch: pa.RecordBatch) -> None:
         super()._receive_batch(side, batch)
-        if batch.num_rows:
-            if self._order and self._order[-1][0] == side:
-                self._order[-1][1] += batch.num_rows
-            else:
-                self._order.append([side, batch.num_rows])
+        self._order.add(side, batch.num_rows)
 
-    def _next_task(self) -> Task | None:
-        waiting = {side for side, _ in self._order}
-        for side in (0, 1):
-            if self._ended[side] and not self._closed[side] and side not in waiting:
-                self._closed[side] = True
-                self._input_closed(side)
-        if self._order:
-            side, rows = self._order[0]
-            batch, numbers = self._intakes[side].next(rows)
-            self._order[0][1] -= batch.num_rows
-            if not self._order[0][1]:
-                self._order.popleft()
-            return self._arrival(side, batch, numbers)
-        if all(self._closed):
-            task = self._clean_up_task()
-            self._done = task is None
-            return task
-        return self._reactive_task() if self._stalled else None
+    def _next_arrival(self) -> Task | None:
+        for side, intake in enumerate(self._intakes):
+            if not intake.rows:
+                self._close_if_ended(side)
+        return self._arrival(*self._order.next(self._intakes)) if self._order else None
 
     def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
         others = self._intakes[1 - side].numbered
@@ -258,27 +229,20 @@ class WindowJoin(ProgressiveJoin):
         return arrival
 
     def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
-        arrival = WindowArrival(self, state["side"], batch, numbers, state["newest"], state["others"])
-        arrival.resume(state)
-        return arrival
+        return WindowArrival(self, state["input"], batch, numbers, state["newest"], state["others"])
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for the next rows of an arrival; returns for how many, 0 if other work must come first."""
-        table = self.tables[arrival.side]
-        while count:
-            _, parts, columns = arrival.piece(count)
-            wide_enough = self._allow_widest(arrival.side, arrival.widest)
-            if wide_enough and (not arrival.kept or self.secure(lambda: table.reserve(parts, columns))):  # noqa: B023
-                return count
+        while count and not self._has_room_for(arrival, count):
             count //= 2
-        if not self._must_wait():
+        if not count and not self._must_wait():
             raise BudgetError(self._why_no_room(arrival))
-        return 0
+        return count
 
     def _why_no_room(self, arrival: Arrival) -> str:
         size = sum(column.nbytes for column in arrival.piece(1)[2])
         return (
-            f"a row of {self.spec.names[arrival.side]} takes {format_bytes(size)}, for which "
+            f"a row of {self.spec.names[arrival.input]} takes {format_bytes(size)}, for which "
             f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
         )
 
@@ -338,13 +302,11 @@ class WindowJoin(ProgressiveJoin):
             **super().frame_state(),
             "newest": list(self.newest),
             "late": list(self.late),
-            "order": [list(each) for each in self._order],
+            "order": self._order.to_state(),
         }
 
     def _load_all(self, snapshot: Any) -> None:
         state = snapshot.state
         self.newest, self.late = list(state["newest"]), list(state["late"])
-        self._order = deque(list(each) for each in state["order"])
-        for side, numbered in enumerate(state["numbered"]):
-            self._intakes[side].numbered = numbered
+        self._order.load(state["order"])
         super()._load_all(snapshot)

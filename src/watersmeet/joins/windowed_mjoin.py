@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from watersmeet.joins.mjoin import MJoin
 from watersmeet.joins.pipeline import Scope
 from watersmeet.spill.store import Store
 from watersmeet.state.delays import Delays
+from watersmeet.state.intake import Order
 from watersmeet.state.many_side import ManySide
 from watersmeet.state.many_sizing import ManySizing
 from watersmeet.state.many_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
@@ -102,7 +103,7 @@ class WindowedMJoin(MJoin):
         self._latest: list[list[list[int]]] = [[] for _ in spec.names]
         """By input and run: moments that none of its rows exceeds, one for each of `parts`."""
         self._new_rows = 0
-        self._order: deque[list[int]] = deque()
+        self._order = Order()
 
     @classmethod
     def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
@@ -140,11 +141,7 @@ class WindowedMJoin(MJoin):
 
     def _receive_batch(self, number: int, batch: pa.RecordBatch) -> None:
         super()._receive_batch(number, batch)
-        if batch.num_rows:
-            if self._order and self._order[-1][0] == number:
-                self._order[-1][1] += batch.num_rows
-            else:
-                self._order.append([number, batch.num_rows])
+        self._order.add(number, batch.num_rows)
 
     def _next_arrival(self) -> Arrival | None:
         for number, intake in enumerate(self._intakes):
@@ -152,11 +149,7 @@ class WindowedMJoin(MJoin):
         self.window_clock.close(self._closed)
         if not self._order:
             return None
-        number, rows = self._order[0]
-        batch, numbers = self._intakes[number].next(rows)
-        self._order[0][1] -= batch.num_rows
-        if not self._order[0][1]:
-            self._order.popleft()
+        number, batch, numbers = self._order.next(self._intakes)
         arrival = WindowedArrival(self, number, batch, numbers, self.window_clock.newest[number])
         self.window_clock.count_late(number, arrival.moments, numbers)
         return arrival
@@ -220,10 +213,10 @@ class WindowedMJoin(MJoin):
             self.events["expired runs"] += 1
         return bool(expired)
 
-    def _flush(self) -> bool:
+    def _make_room(self) -> bool:
         if self.expire():
             return True
-        flushed = super()._flush()
+        flushed = super()._make_room()
         clock = self.window_clock
         told = [count - 1 for count in clock.rows] if clock.counted else clock.newest
         for number, disk in enumerate(self.disks):
@@ -251,14 +244,14 @@ class WindowedMJoin(MJoin):
         """Assert the invariants."""
         super().check()
         assert [len(latest) for latest in self._latest] == [len(disk.runs) for disk in self.disks]
-        assert sum(rows for _, rows in self._order) == sum(intake.rows for intake in self._intakes)
+        assert self._order.rows == sum(intake.rows for intake in self._intakes)
 
     def _own_state(self) -> dict[str, Any]:
         return {
             **super()._own_state(),
             "window": self.window_clock.to_state(),
             "latest": [[list(run) for run in runs] for runs in self._latest],
-            "received": [list(each) for each in self._order],
+            "received": self._order.to_state(),
             "new_rows": self._new_rows,
         }
 
@@ -267,7 +260,7 @@ class WindowedMJoin(MJoin):
         self.window_clock.load(state["window"])
         self.window_clock.close(self._closed)
         self._latest = [[list(run) for run in runs] for runs in state["latest"]]
-        self._order = deque(list(each) for each in state["received"])
+        self._order.load(state["received"])
         self._new_rows = state["new_rows"]
 
     def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
@@ -296,12 +289,12 @@ class WindowedArrival(Arrival):
             self._reach(len(self.moments.newest) - 1)
 
     def _reach(self, row: int) -> None:
-        come = int(self._received[1][row]) + 1
+        come = int(self.numbers[row]) + 1
         self._windowed.window_clock.reach(self.driver, int(self.moments.newest[row]), come)
 
     def _position(self, row: int) -> int:
         """Where a row lies in the batch that was received."""
-        positions = self._received[2]
+        positions = self.positions
         return row if positions is None else int(positions[row])
 
     def scope(self) -> Scope:
@@ -312,7 +305,7 @@ class WindowedArrival(Arrival):
         """Those of the slice at hand."""
         join, marks = self._windowed, self.moments.marks
         if marks is not None:
-            positions = self._received[2]
+            positions = self.positions
             taken = marks if positions is None else marks[positions]
             marks = taken[self.next - self._slice : self.next]
         return WindowFilter(join.window_clock, join.inputs, join.parts, marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,3 +132,56 @@ class Intake:
     def waiting(self) -> list[Received]:
         """What is left, for a snapshot."""
         return [*self._resumed, *(Received(batch) for batch in self._batches)]
+
+
+class Order:
+    """Which inputs' rows were received one after the other, those of all inputs together.
+
+    >>> order, intakes = Order(), (Intake(1 << 20), Intake(1 << 20))
+    >>> for number, rows in ((0, 2), (1, 3), (0, 1)):
+    ...     order.add(number, rows)
+    ...     intakes[number].add(pa.record_batch({"a": [number] * rows}))
+    >>> while order:
+    ...     number, batch, numbers = order.next(intakes)
+    ...     print(number, numbers)
+    0 [0 1]
+    1 [0 1 2]
+    0 [2]
+    """
+
+    def __init__(self) -> None:
+        self._runs: deque[list[int]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait."""
+        return sum(rows for _, rows in self._runs)
+
+    def add(self, number: int, rows: int) -> None:
+        """So many rows of an input have come."""
+        if not rows:
+            return
+        if self._runs and self._runs[-1][0] == number:
+            self._runs[-1][1] += rows
+        else:
+            self._runs.append([number, rows])
+
+    def next(self, intakes: Sequence[Intake]) -> tuple[int, pa.RecordBatch, Int64]:
+        """The input whose rows are next, and these rows with their numbers."""
+        run = self._runs[0]
+        batch, numbers = intakes[run[0]].next(run[1])
+        run[1] -= batch.num_rows
+        if not run[1]:
+            self._runs.popleft()
+        return run[0], batch, numbers
+
+    def to_state(self) -> list[list[int]]:
+        """For a snapshot."""
+        return [list(run) for run in self._runs]
+
+    def load(self, state: list[list[int]]) -> None:
+        """Go on where a snapshot was taken."""
+        self._runs = deque(list(run) for run in state)
