@@ -78,6 +78,20 @@ def test_batches_on_one_value_in_a_chain_and_by_a_band(spark: Any, tmp_path: Pat
     assert found == _expected(spark, tmp_path, "abs(s.b - t.b) <= 1", columns)
 
 
+def test_few_tasks_share_the_rows_where_inputs_are_copied_to_all(spark: Any) -> None:
+    frames = {name: spark.createDataFrame([(1, 2)], "id long, b long") for name in "rstu"}
+
+    def tasks(on: list[str], partitions: int | None = None) -> int:
+        joined = multijoin(frames, on=on, memory="4 MiB", partitions=partitions)
+        return int(joined.rdd.getNumPartitions())
+
+    chain = ["r.b = s.id", "s.b = t.id", "t.b = u.id"]
+    assert tasks(["r.id = s.id", "s.id = t.id", "t.id = u.id"]) == 2
+    assert tasks(["r.id = s.id", "s.id = t.id", "t.b = u.b"]) == 2
+    assert tasks(chain) == 1
+    assert tasks(chain, 3) == 3
+
+
 def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1, 2)], "id long, b long")
     streams = {name: spark.readStream.format("rate").load().withColumnRenamed("value", "id") for name in "rst"}

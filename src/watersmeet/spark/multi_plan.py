@@ -55,8 +55,8 @@ def multijoin(
     batch's `fuel`, and the rest in the batch that brings the last end. Every result comes once.
 
     Rows are sent to tasks by the value that most inputs are joined on, such as an id that all of them have. An input
-    that is not joined on it is copied to every task: join small ones that way, or make do with few `partitions`. Where
-    no value is shared (bands alone), all rows go to one task.
+    that is not joined on it is copied to every task, so that few tasks are made unless `partitions` says how many.
+    Where no value is shared (bands alone), all rows go to one task.
 
     A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
     Columns of one name that must be equal come out once.
@@ -67,7 +67,9 @@ def multijoin(
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold.
     :param state: of streams: a directory that all workers reach under this path, or an address that PyArrow has a file
         system for.
-    :param partitions: how many tasks share the rows, for good; `spark.sql.shuffle.partitions` unless given.
+    :param partitions: how many tasks share the rows, for good; `spark.sql.shuffle.partitions` unless given. Where
+        inputs are copied, it is no more than keeps copies from being more than half of a task's rows if all inputs are
+        equally large: say more where the copied ones are small.
     :param algorithm: one of `watersmeet.multijoin`'s.
     :param fuel: units of work (a row probed, inserted or emitted) that a group may use in a batch; rows that arrive and
         the work after the last end are done in any case.
@@ -128,7 +130,11 @@ def _with_ends(names: Sequence[str], frames: Sequence[DataFrame], streaming: boo
 
 def _group_count(frame: DataFrame, partitions: int | None, columns: Sequence[str | None]) -> int:
     if any(columns):
-        return checked_partitions(frame, partitions)
+        groups = checked_partitions(frame, partitions)
+        copied = columns.count(None)
+        if copied and partitions is None:
+            return max(1, min(groups, (len(columns) - copied) // copied))
+        return groups
     if partitions not in (None, 1):
         raise SpecError(
             f"partitions={partitions!r} cannot be: bands alone do not say which rows can meet, so all go to one task; "
