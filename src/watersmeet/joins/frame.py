@@ -344,11 +344,12 @@ class JoinFrame(ABC, Generic[Work]):
         self.found.widest[number] = max(widest, self.found.widest[number])
         return True
 
+    @abstractmethod
     def secure(self, claim: Callable[[], bool]) -> bool:
         """Make room until a claim succeeds; False if it does not with nothing left in memory."""
-        return self._secure_by(self._make_room, claim)
 
     def _secure_by(self, make_room: Callable[[], bool], claim: Callable[[], bool]) -> bool:
+        """Make room, which is False when nothing is left to move, until a claim succeeds; False if it does not."""
         while not claim():
             # A claim that fails half-way leaves free memory reserved: give all of that back, and ask again.
             for table in self.tables:
@@ -383,10 +384,6 @@ class JoinFrame(ABC, Generic[Work]):
     @abstractmethod
     def must_keep(self, number: int) -> bool:
         """Whether a row that arrives on this input can still find partners later."""
-
-    @abstractmethod
-    def _make_room(self) -> bool:
-        """Move something out of memory; False if nothing is left to move."""
 
     @abstractmethod
     def _can_react(self) -> bool:

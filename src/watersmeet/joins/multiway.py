@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -156,8 +156,18 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
         others = [i for i in range(len(self.inputs)) if i != number]
         return any(not self.exhausted(i) or self.disks[i].rows for i in others)
 
+    def secure(self, claim: Callable[[], bool]) -> bool:
+        """Make room until a claim succeeds; False if it does not with nothing left in memory."""
+        return self._secure_by(self._make_room, claim)
+
     def note_results(self, ids: Int64) -> None:
         """These results were found by rows that arrive."""
+
+    # --- what the operators differ in ---
+
+    @abstractmethod
+    def _make_room(self) -> bool:
+        """Move something out of memory; False if nothing is left to move."""
 
     @abstractmethod
     def _give_way(self, task: DrivenTask) -> None:

@@ -124,9 +124,6 @@ class ProgressiveJoin(JoinFrame[Task]):
         """Make room until a claim succeeds; False if it does not with all but the spared partitions gone."""
         return self._secure_by(lambda: self._flush_one(spared), claim)
 
-    def _make_room(self) -> bool:
-        return self._flush_one(frozenset())
-
     def forget(self, side: int, part: int) -> None:
         """Drop a partition from memory: its rows are on disk, or can find no more partners."""
         self.tables[side].drop(part)
