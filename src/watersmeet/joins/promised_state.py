@@ -16,7 +16,6 @@ from watersmeet.joins.promised_arrival import PromisedArrival
 from watersmeet.joins.tasks import Arrival
 from watersmeet.joins.visits import Visits
 from watersmeet.joins.xjoin import XJoin
-from watersmeet.memory import no_room_for
 from watersmeet.policies.purging import PurgePolicy
 from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.state.key_patterns import plain_array
@@ -109,8 +108,7 @@ class PromisedState(XJoin):
                 arrival.keep = keep
                 return count
             if count == 1:
-                size = max(table.row_bytes, sum(column.nbytes for column in columns))
-                raise no_room_for(f"a row of {self.spec.names[arrival.input]}", size, self.budget)
+                raise self._no_room_for(arrival)
             count //= 2
 
     def to_be_kept(self, side: int, hashes: Int64, parts: Int32, keys: Keys) -> Bool:
