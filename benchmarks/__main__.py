@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from watersmeet import bench
+from watersmeet.cli import bench
 from watersmeet.core.errors import WatersmeetError
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=bench.__doc__)

@@ -20,12 +20,12 @@ from benchmarks.figures import Figure, Target, exactness
 from benchmarks.inputs import BATCH_ROWS
 from benchmarks.peer import engine
 from benchmarks.rounds import Settings, middle, take_turns
-from watersmeet.core.events import LEFT, Arrive, End, Status
+from watersmeet.core.delays import Delays
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
+from watersmeet.core.protocol import LEFT, Arrive, End, Status
 from watersmeet.planner import LOOKUPS
 from watersmeet.sources import generators
 from watersmeet.spill import MemoryStore
-from watersmeet.state.delays import Delays
 
 RELATION_ROWS, STREAM_ROWS = 5_000_000, 2_000_000
 RELATION_TEXT, STREAM_TEXT = 104, 40
@@ -178,16 +178,16 @@ def drive(
     operator.receive(End(LEFT))
     found += work_off(Status.DONE)
     seconds = time.perf_counter() - began
-    figures = operator.figures()
+    figures = operator.report().lookup
     operator.close()
     return Served(
         rows / seconds,
         found,
         operator.answers.delays.mean,
-        figures["delay_p50"],
-        figures["delay_p99"],
-        figures["bytes_read"],
-        figures["hits"] / rows,
+        figures.delay_p50,
+        figures.delay_p99,
+        figures.bytes_read,
+        figures.hits / rows,
         operator.answers.delays.plus(cold).quantile(0.99),
     )
 

@@ -13,11 +13,11 @@ from benchmarks.inputs import RowCount
 from benchmarks.ours import Run, Watch, work_off
 from benchmarks.peer import engine
 from benchmarks.rounds import Settings, middle, take_turns
-from watersmeet.core.events import Arrive, End
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.joins.miner import Miner
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.tree import JoinTree
+from watersmeet.core.protocol import Arrive, End
+from watersmeet.joins.multiway.miner import Miner
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.spill import FileStore
 
 ROWS = 250_000

@@ -12,8 +12,7 @@ import pyarrow as pa
 import watersmeet as wm
 from benchmarks.inputs import RowCount
 from watersmeet import planner
-from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
-from watersmeet.core.operator import JoinOperator
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, JoinOperator, Status
 from watersmeet.core.spec import JoinSpec
 from watersmeet.spill import FileStore
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.rounds import Settings, middle, take_turns
-from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Event, Punctuate, Status
 from watersmeet.core.promises import Promises
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Event, Punctuate, Status
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.joins.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 from watersmeet.spill import FileStore
 
 ROWS = 20_000_000

@@ -15,16 +15,14 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from watersmeet import planner
-from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
+from watersmeet.core.arrays import Int64
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Status
 from watersmeet.core.spec import Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.spill import FileStore
-
-Int64 = NDArray[np.int64]
 
 BATCH = 8192
 ROW_BYTES = 64

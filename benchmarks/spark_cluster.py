@@ -20,8 +20,7 @@ from benchmarks.rounds import Settings, middle, take_turns
 from benchmarks.spark_inputs import pairs_within, write_by_time
 from benchmarks.spark_query import Account, Step, measure
 from benchmarks.spark_verbs import CLUSTER_GROUPS, CLUSTER_WINDOW, PARTITIONS
-
-Int64 = NDArray[np.int64]
+from watersmeet.core.arrays import Int64
 
 ROWS = 400_000
 SECONDS = 400

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+
+from watersmeet.core.arrays import Int64
 
 SIDES = ("left", "right")
 SCHEMA = "id long, at timestamp, number long"
-
-Int64 = NDArray[np.int64]
 
 
 class Keys:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.rounds import Settings
@@ -18,8 +17,7 @@ from benchmarks.spark_equi import MOST_REPEATS
 from benchmarks.spark_inputs import in_turn
 from benchmarks.spark_verbs import MANY
 from benchmarks.spark_warm import Measured
-
-Int64 = NDArray[np.int64]
+from watersmeet.core.arrays import Int64
 
 ROWS = 500_000
 FILES = 5

@@ -31,7 +31,7 @@ def start(settings: Settings) -> Iterator[Figure]:
             "pyarrow": python("-c", "import pyarrow"),
             "watersmeet": python("-c", "import watersmeet"),
             "watersmeet.join": python("-c", "from watersmeet import join"),
-            "cli": python("-m", "watersmeet.cli", "join", left, right, "--on", "key", "-o", out),
+            "cli": python("-m", "watersmeet.cli.main", "join", left, right, "--on", "key", "-o", out),
         }
         take_turns(contestants, 1)
         runs = take_turns(contestants, settings.repeat)

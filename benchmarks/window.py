@@ -16,11 +16,11 @@ from benchmarks.peer import engine
 from benchmarks.rounds import Settings, middle, take_turns
 from benchmarks.symmetric_peer import datafusion_pairs
 from watersmeet import planner
-from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Status
+from watersmeet.core.delays import Delays
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Status
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.spill import FileStore
-from watersmeet.state.delays import Delays
 
 WINDOW_ROWS = 2_000_000
 KEYS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from watersmeet import reproduce
+from watersmeet.cli import reproduce
 from watersmeet.core.errors import WatersmeetError
 
 if __name__ == "__main__":  # the processes of the pool import this module, too

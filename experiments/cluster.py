@@ -13,15 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.extendible import ExtendibleDirectory
+from watersmeet.core.arrays import Float64, Int64, Uint64
 from watersmeet.kernels.hashing import hash_words
 from watersmeet.policies.balancing import Balancer, Move
-from watersmeet.state.extendible import ExtendibleDirectory
-
-Int64 = NDArray[np.int64]
-Uint64 = NDArray[np.uint64]
-Float64 = NDArray[np.float64]
 
 _HALF = 12
 """Bits of a key that are drawn at once."""

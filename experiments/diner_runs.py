@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import diner_streams as streams
-from experiments.diner_streams import Int64
 from experiments.model import Cell, Measured, Panel, Results, Verdict, always
 from experiments.papers import DINER
 from experiments.simulated import close_pairs, equal_pairs, measured, run
+from watersmeet.core.arrays import Int64
 from watersmeet.core.spec import band
 
 OF_THE_PAPER = ("RPJ", "HMJ")

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from experiments.papers import DINER, SEEK, TRANSFER, WAIT
 from experiments.simulated import Contestant, Machine, partitions_for
+from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.sources.generators import normal, trades, zipf
 from watersmeet.sources.schedules import Schedule, fragments, poisson
-
-Int64 = npt.NDArray[np.int64]
 
 REAL = ("calm stock", "lively stock", "weather")
 _QUANTA = 1000

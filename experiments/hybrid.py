@@ -13,23 +13,23 @@ import pyarrow as pa
 
 from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict, always
 from experiments.papers import HYBRID
-from watersmeet.core.events import Step
+from watersmeet.core.delays import Delays
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
+from watersmeet.core.protocol import Step
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
-from watersmeet.joins.answers import MappedIndex
-from watersmeet.joins.lookup_frame import LookupSizing
-from watersmeet.joins.lookups import LookupJoin
-from watersmeet.joins.meshjoin import RING_BYTES, MeshJoin, MeshUnit
-from watersmeet.joins.partitioned import Partitioned
+from watersmeet.engine.lookup_answers import MappedIndex
+from watersmeet.engine.lookup_operator import LookupJoin
+from watersmeet.engine.lookup_shell import LookupSizing
+from watersmeet.joins.lookup.meshjoin import RING_BYTES, MeshJoin, MeshUnit
+from watersmeet.joins.lookup.partitioned import Partitioned
+from watersmeet.records.plan import RowPlan
+from watersmeet.relation.changes import StoredRelation
 from watersmeet.sources.schedules import Schedule
 from watersmeet.sources.traces import bursty
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.delays import Delays
-from watersmeet.state.relation_changes import StoredRelation
-from watersmeet.state.rows import RowPlan
-from watersmeet.state.side import row_bytes
+from watersmeet.tables.hash_table import row_bytes
 
 PAPER = "Hybrid joins"
 JOINS = ("meshjoin", "range", "hash")

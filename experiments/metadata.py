@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict, always
 from experiments.papers import METADATA
-from watersmeet.core.events import LEFT, RIGHT, Arrive, End, Event, Punctuate, Status
 from watersmeet.core.promises import Promises
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Event, Punctuate, Status
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.drivers.cost_model import CostModel
-from watersmeet.joins.metadata_mjoin import MetadataMJoin
-from watersmeet.joins.xjoin import XJoin
+from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.spill.store import MemoryStore
 
 _NEWS = pa.schema({"sno": pa.int64()})

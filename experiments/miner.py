@@ -15,20 +15,18 @@ from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results,
 from experiments.papers import DINER, MINER, SEEK, TRANSFER, WAIT
 from experiments.simulated import PAIRS, STORED_BYTES, measured
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.events import Arrive, Status
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive, Status
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
-from watersmeet.joins.miner import Miner
-from watersmeet.joins.mjoin import MJoin
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.miner import Miner
+from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.kernels.sorted_runs import ENTRY_BYTES
 from watersmeet.sources.generators import zipf
 from watersmeet.sources.schedules import Schedule, fragments, poisson
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.sizing import Grain
-
-Int64 = npt.NDArray[np.int64]
 
 INPUTS = (2, 3, 4)
 MEMORIES = (0.05, 0.10, 0.15, 0.20)

@@ -11,14 +11,14 @@ import pyarrow as pa
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
 from experiments.papers import MJOIN
 from watersmeet.core.cost import Cost
-from watersmeet.core.events import Arrive, Status
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive, Status
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.drivers.trace import Trace
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.tree import JoinTree
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.sources.schedules import Schedule, poisson
 from watersmeet.spill.store import MemoryStore
 

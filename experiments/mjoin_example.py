@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict
-from watersmeet.core.events import Arrive, End, Stall, Status
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
-from watersmeet.joins.mjoin import MJoin
+from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.policies.many_flush import Victims
 from watersmeet.spill.store import MemoryStore
 

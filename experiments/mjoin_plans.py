@@ -10,13 +10,13 @@ import pyarrow as pa
 from experiments.mjoin import AMPLE, curve, run
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
 from experiments.papers import MJOIN
-from watersmeet.core.events import Arrive, Status
 from watersmeet.core.join_tree import Shape
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive, Status
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.tree import JoinTree
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.sources.schedules import Schedule, poisson
 from watersmeet.spill.store import MemoryStore

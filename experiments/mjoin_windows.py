@@ -11,17 +11,17 @@ import pyarrow as pa
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
 from experiments.papers import MJOIN
 from watersmeet.core.cost import Cost
-from watersmeet.core.events import Arrive, Status
 from watersmeet.core.many_windows import ManyWindows
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive, Status
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import rows as last_rows
 from watersmeet.drivers.cost_model import CostModel
-from watersmeet.joins.windowed_mjoin import WindowedMJoin
+from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
+from watersmeet.matching.multi_windows import MomentPlan, Moments, WindowClock
+from watersmeet.records.plan import RowPlan
 from watersmeet.sources.schedules import poisson
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.many_windows import MomentPlan, Moments, WindowClock
-from watersmeet.state.rows import RowPlan
 
 _NAMES = ("s1", "s2", "s3")
 _MEMORY = 1 << 28

@@ -5,18 +5,16 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from experiments.papers import COMPARISON, RPJ, SEEK, TRANSFER, WAIT
 from experiments.simulated import Machine, partitions_for
+from watersmeet.core.arrays import Int64
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.kernels import hash_index
+from watersmeet.records.keys import KeyCodec
 from watersmeet.sources.generators import zipf
 from watersmeet.sources.schedules import Schedule
-from watersmeet.state.keys import KeyCodec
-
-Int64 = npt.NDArray[np.int64]
 
 ARRIVALS = ("harmony", "reverse")
 NETWORKS = ("reliable", "unreliable")

@@ -12,15 +12,15 @@ import pyarrow as pa
 
 from experiments.model import Float64, Measured
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.events import LEFT, RIGHT, Arrive, Status
+from watersmeet.core.protocol import LEFT, RIGHT, Arrive, Status
 from watersmeet.core.spec import Band, JoinSpec, Output, parse_on
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.drivers.trace import Trace
+from watersmeet.engine.sizing import Grain
 from watersmeet.planner import build
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.sizing import Grain
 
 GRID = 60
 """Points of a curve over the transmission."""

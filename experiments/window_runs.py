@@ -16,15 +16,15 @@ from watersmeet.core.spec import Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
-from watersmeet.joins.ah_ewj import AHEWJ, Shares
-from watersmeet.joins.ewj import EWJ
-from watersmeet.joins.rpwj import RPWJ, Stages
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.window.ah_ewj import AHEWJ, Shares
+from watersmeet.joins.window.ewj import EWJ
+from watersmeet.joins.window.rpwj import RPWJ, Stages
+from watersmeet.records.times import WindowCodec, WindowPlan
 from watersmeet.sources.schedules import Schedule
 from watersmeet.sources.traces import bursty
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.sizing import Grain
-from watersmeet.state.window_rows import WindowCodec, WindowPlan
-from watersmeet.state.window_table import window_row_bytes
+from watersmeet.tables.window_table import window_row_bytes
 
 _QUANTUM = 1.0
 """Seconds: rows of an input that come within them come as one batch."""

@@ -11,10 +11,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from watersmeet.api import Result as Result
-    from watersmeet.api import explain as explain
-    from watersmeet.api import join as join
-    from watersmeet.api import multijoin as multijoin
+    from watersmeet.api.join import join as join
+    from watersmeet.api.lookup_join import lookup_join as lookup_join
+    from watersmeet.api.multijoin import explain as explain
+    from watersmeet.api.multijoin import multijoin as multijoin
+    from watersmeet.api.relation import Relation as Relation
+    from watersmeet.api.result import Result as Result
+    from watersmeet.api.shared_lookup_join import SharedResult as SharedResult
+    from watersmeet.api.shared_lookup_join import shared_lookup_join as shared_lookup_join
+    from watersmeet.api.window_join import window_join as window_join
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
     from watersmeet.core.errors import LateRowError as LateRowError
@@ -34,29 +39,24 @@ if TYPE_CHECKING:
     from watersmeet.drivers.progress import Progress as Progress
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
-    from watersmeet.lookup import lookup_join as lookup_join
-    from watersmeet.relation import Relation as Relation
-    from watersmeet.shared_lookup import SharedResult as SharedResult
-    from watersmeet.shared_lookup import shared_lookup_join as shared_lookup_join
+    from watersmeet.engine.sizing import Grain as Grain
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
-    from watersmeet.state.sizing import Grain as Grain
-    from watersmeet.window_api import window_join as window_join
 
     __version__: str
 
 # Where each public name lives. Importing the package imports none of it, so that it costs next to nothing.
 _HOMES = {
     "BudgetError": "watersmeet.core.errors",
-    "Grain": "watersmeet.state.sizing",
+    "Grain": "watersmeet.engine.sizing",
     "LateRowError": "watersmeet.core.errors",
     "Progress": "watersmeet.drivers.progress",
     "PromiseError": "watersmeet.core.errors",
     "Punctuation": "watersmeet.core.promises",
-    "Relation": "watersmeet.relation",
+    "Relation": "watersmeet.api.relation",
     "RelationError": "watersmeet.core.errors",
-    "Result": "watersmeet.api",
-    "SharedResult": "watersmeet.shared_lookup",
+    "Result": "watersmeet.api.result",
+    "SharedResult": "watersmeet.api.shared_lookup_join",
     "SourceError": "watersmeet.core.errors",
     "SpecError": "watersmeet.core.errors",
     "SpillError": "watersmeet.core.errors",
@@ -66,17 +66,17 @@ _HOMES = {
     "among": "watersmeet.core.promises",
     "band": "watersmeet.core.spec",
     "between": "watersmeet.core.promises",
-    "explain": "watersmeet.api",
-    "join": "watersmeet.api",
+    "explain": "watersmeet.api.multijoin",
+    "join": "watersmeet.api.join",
     "landmark": "watersmeet.core.windows",
-    "lookup_join": "watersmeet.lookup",
-    "multijoin": "watersmeet.api",
+    "lookup_join": "watersmeet.api.lookup_join",
+    "multijoin": "watersmeet.api.multijoin",
     "query": "watersmeet.sources.databases",
     "rows": "watersmeet.core.windows",
-    "shared_lookup_join": "watersmeet.shared_lookup",
+    "shared_lookup_join": "watersmeet.api.shared_lookup_join",
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
-    "window_join": "watersmeet.window_api",
+    "window_join": "watersmeet.api.window_join",
 }
 
 __all__ = [

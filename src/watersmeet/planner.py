@@ -11,31 +11,31 @@ from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.ah_ewj import AHEWJ
-from watersmeet.joins.diner import Diner
-from watersmeet.joins.ewj import EWJ
-from watersmeet.joins.hmj import HMJ
-from watersmeet.joins.index_nested_loop import IndexNestedLoop
-from watersmeet.joins.lookup_chain import LookupChain
-from watersmeet.joins.lookups import LookupJoin
-from watersmeet.joins.meshjoin import MeshJoin
-from watersmeet.joins.metadata_mjoin import MetadataMJoin
-from watersmeet.joins.miner import Miner
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.partitioned import Partitioned
-from watersmeet.joins.pmj import PMJ
-from watersmeet.joins.progressive import ProgressiveJoin
-from watersmeet.joins.rpj import RPJ
-from watersmeet.joins.rpwj import RPWJ
-from watersmeet.joins.symmetric_hash import SymmetricHash
-from watersmeet.joins.symmetric_window import SymmetricWindow
-from watersmeet.joins.tree import JoinTree
-from watersmeet.joins.windowed import WindowJoin
-from watersmeet.joins.windowed_mjoin import WindowedMJoin
-from watersmeet.joins.xjoin import XJoin
+from watersmeet.engine.lookup_operator import LookupJoin
+from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.joins.lookup.chain import LookupChain
+from watersmeet.joins.lookup.index_nested_loop import IndexNestedLoop
+from watersmeet.joins.lookup.meshjoin import MeshJoin
+from watersmeet.joins.lookup.partitioned import Partitioned
+from watersmeet.joins.multiway.miner import Miner
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.tree import JoinTree
+from watersmeet.joins.progressive.diner import Diner
+from watersmeet.joins.progressive.hmj import HMJ
+from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.progressive.pmj import PMJ
+from watersmeet.joins.progressive.rpj import RPJ
+from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
+from watersmeet.joins.progressive.xjoin import XJoin
+from watersmeet.joins.window.ah_ewj import AHEWJ
+from watersmeet.joins.window.ewj import EWJ
+from watersmeet.joins.window.rpwj import RPWJ
+from watersmeet.joins.window.symmetric_window import SymmetricWindow
+from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.policies.splitting import Estimates, plan
+from watersmeet.relation.relation import RelationReader
 from watersmeet.spill.store import Store
-from watersmeet.state.relation import RelationReader
 
 _JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, MetadataMJoin, PMJ, RPJ, SymmetricHash, XJoin)
 ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}

@@ -15,8 +15,8 @@ from chaos.handle import Job, kill
 from chaos.sink import committed, log_files
 from chaos.watched import RAISE, STRAGGLE, Note
 from chaos.work import Work, difference
-from watersmeet.spark.durable_files import read_json
-from watersmeet.spark.state_directory import batch_of
+from watersmeet.spark.state.directory import batch_of
+from watersmeet.spark.state.files import read_json
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.segment import Segment
 

@@ -27,8 +27,8 @@ from watersmeet.spark import (
     window_join,
     window_plan,
 )
-from watersmeet.spark.master_task import MasterTask
-from watersmeet.spark.routing import Routing
+from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.routing import Routing
 
 Row = tuple[Any, ...]
 

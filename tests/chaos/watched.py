@@ -22,8 +22,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from watersmeet.spark.relation_versions import BatchVersions
-from watersmeet.spark.state_directory import GroupState
+from watersmeet.spark.state.directory import GroupState
+from watersmeet.spark.state.relation_versions import BatchVersions
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

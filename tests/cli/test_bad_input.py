@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet.spill
-from watersmeet import cli
+from watersmeet.cli import main as cli
 from watersmeet.spill import FaultyStore, FileStore, flip_byte, truncate_at
 
 PRECIOUS = b"an older result"
@@ -154,14 +154,14 @@ def test_a_source_that_breaks_off_after_rows_were_spilled(
 def test_a_source_that_raises_what_nobody_expects(
     inputs: Path, refused: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from watersmeet import api
+    from watersmeet.api import run as opening
 
     def rows() -> Any:
         yield from ({"id": i} for i in range(100))
         raise ZeroDivisionError("the sensor is gone\nfor good")
 
-    as_source = api.as_source
-    monkeypatch.setattr(api, "as_source", lambda data, name: as_source(rows() if data == "sensor" else data, name))
+    as_source = opening.as_source
+    monkeypatch.setattr(opening, "as_source", lambda data, name: as_source(rows() if data == "sensor" else data, name))
     said = refused("sensor", inputs / "a.parquet")
     assert "sensor broke off after 100 rows: the sensor is gone" in said
 
@@ -278,14 +278,15 @@ def test_the_same_inputs_are_joined_where_nothing_is_wrong(
 
 STUCK = """
 import time
-from watersmeet import api, cli
+from watersmeet.api import run as opening
+from watersmeet.cli import main as cli
 
 def rows():
     yield from ({"id": i, "text": "x" * 100} for i in range(20_000))
     time.sleep(600)
 
-as_source = api.as_source
-api.as_source = lambda data, name: as_source(rows() if data == "stuck" else data, name)
+as_source = opening.as_source
+opening.as_source = lambda data, name: as_source(rows() if data == "stuck" else data, name)
 cli.main()
 """
 

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from watersmeet import bench, cli
+from watersmeet.cli import bench
+from watersmeet.cli import main as cli
 from watersmeet.core.errors import SpecError, WatersmeetError
 
 FIELDS = ["bench", "metric", "value", "unit", "peer", "ratio", "target", "holds"]

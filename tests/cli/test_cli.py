@@ -17,10 +17,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from watersmeet import cli, cli_progress
+from watersmeet.cli import main as cli
+from watersmeet.cli import progress as cli_progress
 from watersmeet.drivers.progress import Progress
 
-COMMAND = [sys.executable, "-m", "watersmeet.cli"]
+COMMAND = [sys.executable, "-m", "watersmeet.cli.main"]
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    from watersmeet import bench
+    from watersmeet.cli import bench
 
     seen = []
 
@@ -115,7 +116,7 @@ def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest
             return 7
 
     monkeypatch.setitem(sys.modules, "watersmeet.demo", Module)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "watersmeet.bench", Module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "watersmeet.cli.bench", Module)  # type: ignore[arg-type]
     assert cli.run(["demo", "--rows", "10", "--seed", "3", "--out", "d"]) == 7
     assert (seen[0].rows, seen[0].seed, seen[0].out, seen[0].memory) == (10, 3, "d", None)
     assert cli.run(["bench", "skew", "start", "--peers", "--json", "f.json"]) == 7
@@ -158,6 +159,7 @@ def changed(**change: str) -> list[str]:
         ([*JOIN, "--band", "id:1", "--algorithm", "xjoin"], 2, "xjoin joins on equal values only"),
         ([*JOIN, "--fast"], 2, "unrecognized arguments: --fast"),
         (changed(left="none.parquet"), 2, "none.parquet does not exist"),
+        (changed(left="https://host/a.csv"), 2, "https://host/a.csv is an address, and only files are read by name"),
         (changed(left="no*.csv"), 2, "no*.csv"),
         (changed(left="broken.parquet"), 2, "broken.parquet cannot be read"),
         (changed(left="spill"), 2, "spill is a directory"),
@@ -194,7 +196,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_where(
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("no\nidea")
 
-    monkeypatch.setattr("watersmeet.api.join", fail)
+    monkeypatch.setattr("watersmeet.join", fail)
     assert cli.run(JOIN) == 1
     error = capsys.readouterr().err
     assert error == "watersmeet: unexpected RuntimeError: no idea; run again with --debug to see where\n"
@@ -234,14 +236,15 @@ def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
 
 STUCK = """
 import sys, time
-from watersmeet import api, cli
+from watersmeet.api import run as opening
+from watersmeet.cli import main as cli
 
 def some_rows_and_then_nothing():
     yield from ({"id": i} for i in range(100))
     time.sleep(600)
 
-as_source = api.as_source
-api.as_source = lambda data, name: as_source(some_rows_and_then_nothing() if data == "stuck" else data, name)
+as_source = opening.as_source
+opening.as_source = lambda data, name: as_source(some_rows_and_then_nothing() if data == "stuck" else data, name)
 cli.main()
 """
 
@@ -281,7 +284,7 @@ def test_a_signal_leaves_nothing_behind(kind: str, number: signal.Signals, code:
 
 DEAF = """
 import os, signal, time
-from watersmeet import sinks
+from watersmeet.api import sinks
 
 class Deaf:
     def __del__(self):

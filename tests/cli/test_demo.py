@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from watersmeet import cli
+from watersmeet.cli import main as cli
 from watersmeet.demo.embedded import TIMING, differences
 from watersmeet.demo.record import Record
 from watersmeet.demo.report import shortcomings
@@ -93,7 +93,7 @@ def test_what_cannot_be_is_refused(
 def test_an_interrupt_leaves_no_spill_and_no_half_result(here: Path) -> None:
     spill = here / "spill"
     spill.mkdir()
-    command = [sys.executable, "-m", "watersmeet.cli", *SMALL, "--rows", "20000", "--out", "out"]
+    command = [sys.executable, "-m", "watersmeet.cli.main", *SMALL, "--rows", "20000", "--out", "out"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(spill)}
     )

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
-from watersmeet.cli import run
+from watersmeet.cli.main import run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
-from watersmeet.cli import run
+from watersmeet.cli.main import run
 
 
 @pytest.fixture

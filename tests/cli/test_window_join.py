@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from watersmeet.cli import run
+from watersmeet.cli.main import run
 
 
 def files(folder: Path) -> tuple[str, str]:

@@ -11,12 +11,11 @@ import pytest
 
 from watersmeet.checks import ConformanceError, conform
 from watersmeet.checks.__main__ import main
+from watersmeet.checks.oracle import nested_loops as reference
+from watersmeet.checks.oracle.nested_loops import ReferenceJoin
 from watersmeet.core.cost import Cost
-from watersmeet.core.events import Arrive, End, Event, Status, Step
-from watersmeet.core.operator import Snapshot
+from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Status, Step
 from watersmeet.core.spec import JoinSpec, Output
-from watersmeet.joins import reference
-from watersmeet.joins.reference import ReferenceJoin
 from watersmeet.spill.store import Store
 
 CASES = 60
@@ -295,9 +294,9 @@ def test_the_join_they_break_is_sound() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watersmeet.joins.reference:ReferenceJoin", "--cases", "3"]) == 0
+    assert main(["watersmeet.checks.oracle.nested_loops:ReferenceJoin", "--cases", "3"]) == 0
     assert "ReferenceJoin conforms: 3 cases" in capsys.readouterr().out
-    assert main(["watersmeet.joins.reference:NoSuchJoin"]) == 2
+    assert main(["watersmeet.checks.oracle.nested_loops:NoSuchJoin"]) == 2
     assert "cannot find operator" in capsys.readouterr().err
     assert main(["watersmeet.core.spec:parse_on"]) == 2
     assert "not a class" in capsys.readouterr().err
@@ -305,5 +304,5 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_line_with_a_broken_join(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "Broken", DropsAPair, raising=False)
-    assert main(["watersmeet.joins.reference:Broken", "--cases", "30"]) == 1
+    assert main(["watersmeet.checks.oracle.nested_loops:Broken", "--cases", "30"]) == 1
     assert "DropsAPair: lost" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from watersmeet.checks import Case, make_case
 from watersmeet.checks.bands import BAND_KINDS
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.keys import KEY_KINDS
+from watersmeet.checks.oracle.nested_loops import ReferenceJoin
 from watersmeet.checks.payload import PAYLOAD_TYPES
-from watersmeet.core.events import Arrive, End, Stall
+from watersmeet.core.protocol import Arrive, End, Stall
 from watersmeet.core.spec import JoinSpec, Output
-from watersmeet.joins.reference import ReferenceJoin
 
 LEAST = 48 * 1024
 

@@ -13,8 +13,8 @@ import pytest
 from watersmeet.checks.lookup_cases import make_lookup_case
 from watersmeet.checks.lookups import conform_lookup, run_lookup_case
 from watersmeet.checks.run import ConformanceError
-from watersmeet.joins.answers import Answers, Unit
-from watersmeet.joins.lookups import LookupJoin
+from watersmeet.engine.lookup_answers import Answers, Unit
+from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.planner import LOOKUPS
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -13,8 +13,8 @@ import pytest
 from watersmeet.checks.lookups import conform_lookup
 from watersmeet.checks.many_lookup_cases import make_chain_case, make_shared_case
 from watersmeet.checks.run import ConformanceError
-from watersmeet.joins.lookup_chain import LookupChain
-from watersmeet.joins.shared_lookup import SharedLookup, _Member
+from watersmeet.joins.lookup.chain import LookupChain
+from watersmeet.joins.lookup.shared import SharedLookup, _Member
 from watersmeet.planner import LOOKUPS
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from watersmeet.checks import ConformanceError, conform
+from watersmeet.matching.ledger import FlushLedger, Ledger
 from watersmeet.planner import ALGORITHMS
-from watersmeet.state.ledger import FOREVER, FlushLedger, Ledger, Stay
+from watersmeet.runs.presence import FOREVER, Stay
 
 CASES = 60
 

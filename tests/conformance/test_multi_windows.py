@@ -13,8 +13,8 @@ import pytest
 
 from watersmeet.checks import ConformanceError, check_snapshot, run_case
 from watersmeet.checks.multi_windows import conform_multi_windows, make_multi_window_case
-from watersmeet.joins.windowed_mjoin import WindowedMJoin
-from watersmeet.state.many_windows import WindowClock, WindowFilter
+from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
+from watersmeet.matching.multi_windows import WindowClock, WindowFilter
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 CHUNKS = 20 if DEEP else 2

@@ -12,14 +12,14 @@ import pytest
 
 from watersmeet.checks import ConformanceError, check_snapshot, conform, make_multi_case, run_case
 from watersmeet.checks.run import MOST_SPILLED
-from watersmeet.joins.block_loop import BlockLoop
-from watersmeet.joins.miner import Miner
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.tree import JoinTree
+from watersmeet.engine.multi_block_loop import BlockLoop
+from watersmeet.joins.multiway.miner import Miner
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.tree import JoinTree
+from watersmeet.matching import ledger_multi as visits
 from watersmeet.planner import MULTIWAY
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state import visits
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 CHUNKS = {Miner: 2}

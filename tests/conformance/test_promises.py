@@ -15,11 +15,11 @@ import pytest
 from watersmeet.checks import ConformanceError
 from watersmeet.checks.promised import check_broken_promise, conform_to_promises, run_promised
 from watersmeet.checks.promised_cases import make_promised_case
-from watersmeet.joins.knowledge import Knowledge
-from watersmeet.joins.metadata_mjoin import MetadataMJoin
-from watersmeet.joins.promised_state import PromisedState
-from watersmeet.joins.visits import Visits
-from watersmeet.state.punctuated import WordRange
+from watersmeet.joins.progressive.disk_visits import Visits
+from watersmeet.joins.progressive.knowledge import Knowledge
+from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.progressive.promised_state import PromisedState
+from watersmeet.records.punctuated import WordRange
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 CHUNKS = 20 if DEEP else 2

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from watersmeet.checks.oracle.nested_loops import ReferenceJoin, reference_join, reference_pairs
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError
-from watersmeet.core.events import Arrive, End
+from watersmeet.core.protocol import Arrive, End
 from watersmeet.core.spec import JoinSpec, Output, parse_on
-from watersmeet.joins.reference import ReferenceJoin, reference_join, reference_pairs
 from watersmeet.spill.store import MemoryStore
 
 NAN = float("nan")

@@ -9,13 +9,13 @@ import pytest
 
 from watersmeet.checks import ConformanceError
 from watersmeet.checks.windows import conform_windows
-from watersmeet.joins.ah_ewj import Shares
-from watersmeet.joins.ewj import Thresholds
-from watersmeet.joins.window_books import Books
+from watersmeet.joins.window.ah_ewj import Shares
+from watersmeet.joins.window.compaction import Books
+from watersmeet.joins.window.ewj import Thresholds
+from watersmeet.matching.ledger_blocks import FOREVER, Encounters
+from watersmeet.matching.ledger_runs import Meetings
 from watersmeet.planner import WINDOW_ALGORITHMS
-from watersmeet.state.encounters import FOREVER, Encounters
-from watersmeet.state.run_meetings import Meetings
-from watersmeet.state.window_rows import Timing
+from watersmeet.records.times import Timing
 
 CASES = 60
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks import check_snapshot, run_case
+from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.windows import KINDS, WindowCase, WindowSummary, conform_windows, make_window_case
 from watersmeet.core.spec import Output
-from watersmeet.joins.ah_ewj import AHEWJ, Shares
-from watersmeet.joins.ewj import EWJ, Thresholds
-from watersmeet.joins.reference import reference_pairs
-from watersmeet.joins.rpwj import RPWJ, Stages
+from watersmeet.joins.window.ah_ewj import AHEWJ, Shares
+from watersmeet.joins.window.ewj import EWJ, Thresholds
+from watersmeet.joins.window.rpwj import RPWJ, Stages
 from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.spill.file_store import FileStore
 

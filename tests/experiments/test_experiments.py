@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from watersmeet import reproduce
+from watersmeet.cli import reproduce
 
 
 @pytest.fixture

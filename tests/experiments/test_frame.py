@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from watersmeet import cli, reproduce
+from watersmeet.cli import main as cli
+from watersmeet.cli import reproduce
 from watersmeet.core.errors import SpecError, WatersmeetError
 
 FIELDS = ["id", "claim", "paper", "measured", "holds"]
@@ -199,7 +200,7 @@ sys.path[:0] = sys.argv[1:3]
 import slow
 from experiments import catalogue
 from experiments.model import Cell, Experiment
-from watersmeet import cli
+from watersmeet.cli import main as cli
 
 cells = {"slow": Cell(slow.measure, folder=sys.argv[2])}
 catalogue.EXPERIMENTS = (Experiment("slow-1", "", "", "Busy", cells, [], lambda results: []),)

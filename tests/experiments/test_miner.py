@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from watersmeet import reproduce
-from watersmeet.joins.multi_reference import reference_combinations
+from watersmeet.checks.oracle.nested_loops import reference_combinations
+from watersmeet.cli import reproduce
 
 
 @pytest.fixture

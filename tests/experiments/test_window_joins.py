@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from watersmeet import reproduce
+from watersmeet.cli import reproduce
 
 NAMES = [
     "ewj-rate", "ewj-bias", "ahewj-slide", "ahewj-flush", "ahewj-rate", "ahewj-parts", "ahewj-bias", "ahewj-memory",

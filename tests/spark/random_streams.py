@@ -19,9 +19,8 @@ from watersmeet.checks.canonical import canonical_rows
 from watersmeet.core.errors import SourceError, SpecError
 from watersmeet.core.spec import Output
 from watersmeet.spark import figures
-from watersmeet.spark.arrow_types import arrow_schema
-from watersmeet.spark.source import EVENT
-from watersmeet.spark.spark_types import spark_schema
+from watersmeet.spark.io.source import EVENT
+from watersmeet.spark.plan.types import arrow_schema, spark_schema
 
 Rng = np.random.Generator
 Batch = list[pa.RecordBatch]

@@ -57,7 +57,7 @@ def test_a_frame_is_joined_with_itself(spark: Any) -> None:
 def test_rows_are_sent_by_their_keys_hash_where_spark_cannot_send_them_by_number(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watersmeet.spark.tagging.places_by_id", lambda: False)
+    monkeypatch.setattr("watersmeet.spark.plan.tagging.places_by_id", lambda: False)
     left, right = random_frames(spark, np.random.default_rng(4), ["int and long", "string"], (200, 200), 12)
     assert rows_of(join(left, right, on=["k0", "k1"], partitions=5)) == rows_of(own_join(left, right, ["k0", "k1"]))
 

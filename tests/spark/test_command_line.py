@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark.frames import rows_in
-from watersmeet import cli
+from watersmeet.cli import main as cli
 from watersmeet.core.errors import SegmentError, WatersmeetError
-from watersmeet.spark.failures import explained
+from watersmeet.spark.io.failures import explained
 
-COMMAND = [sys.executable, "-m", "watersmeet.cli"]
+COMMAND = [sys.executable, "-m", "watersmeet.cli.main"]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_join_of_files_is_the_same_on_spark(spark: Any, here: Path, capsys: py
 def test_what_cannot_be_is_refused_before_spark_is_started(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr("watersmeet.spark.local.local_session", None)
+    monkeypatch.setattr("watersmeet.spark.io.local.local_session", None)
     assert cli.run(["join", "a.parquet", "b.csv", "--engine", "spark", *arguments]) in (1, 2)
     output = capsys.readouterr()
     assert said in output.err and len(output.err.splitlines()) == 1

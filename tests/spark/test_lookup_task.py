@@ -16,10 +16,10 @@ import pytest
 from watersmeet import Relation
 from watersmeet.core.errors import RelationError
 from watersmeet.core.lookup import HOW, LookupSpec, lookup_conditions
-from watersmeet.spark import lookup_task
-from watersmeet.spark.lookup_task import FIGURES, KeptLookups, LookupTask
-from watersmeet.spark.metrics import COLUMN
-from watersmeet.spark.state_directory import Batch
+from watersmeet.spark.state.directory import Batch
+from watersmeet.spark.task import lookup_task
+from watersmeet.spark.task.figures import COLUMN
+from watersmeet.spark.task.lookup_task import FIGURES, KeptLookups, LookupTask
 
 STREAM = pa.schema({"sku": pa.int32(), "n": pa.int64()})
 

@@ -18,19 +18,19 @@ from watersmeet.checks.cases import Case, make_case
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.run import expected_rows
 from watersmeet.core.errors import PromiseError, SegmentError, SnapshotError, SourceError, SpecError
-from watersmeet.core.events import Arrive
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.planner import ALGORITHMS, MULTIWAY
-from watersmeet.spark.arrivals import Arrivals
-from watersmeet.spark.join_factory import JoinFactory
-from watersmeet.spark.kept_operators import KeptOperators
-from watersmeet.spark.multi_factory import MultiFactory
-from watersmeet.spark.operator_group import OperatorGroup, Shares
-from watersmeet.spark.punctuating import Punctuations, read_promises
-from watersmeet.spark.row_hashes import row_hashes
-from watersmeet.spark.signs import OVER, SIGN_CODES, UP_TO
-from watersmeet.spark.state_directory import Batch, GroupState, Owner, StateDirectory, batch_of
+from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
+from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.multi_recipe import MultiFactory
+from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory, batch_of
+from watersmeet.spark.task.operator_cache import KeptOperators
+from watersmeet.spark.task.operator_group import OperatorGroup, Shares
+from watersmeet.spark.task.ordered_rows import Arrivals
+from watersmeet.spark.task.punctuations import Punctuations, read_promises
+from watersmeet.spark.task.row_hashes import row_hashes
 from watersmeet.spill.store import MemoryStore
 
 Pieces = list[tuple[int, pa.RecordBatch]]
@@ -177,7 +177,9 @@ def _killed(group: Group, number: int, pieces: Pieces, ended: tuple[int, ...], r
         return act
 
     with pytest.MonkeyPatch.context() as patch:
-        from watersmeet.spark import result_file, state_directory, versioned_store
+        from watersmeet.spark.state import directory as state_directory
+        from watersmeet.spark.state import store as versioned_store
+        from watersmeet.spark.task import result_file
         from watersmeet.spill import file_store
 
         patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))

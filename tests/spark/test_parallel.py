@@ -14,9 +14,9 @@ import pytest
 from spark.clicks import Clicks, expected_rows, tables_of, with_key
 from watersmeet.core.errors import SpecError
 from watersmeet.spark import parallel_join
-from watersmeet.spark.durable_files import read_json
-from watersmeet.spark.reorganizing import GroupLoad, SlotLoad, TopKey
-from watersmeet.spark.routing import Routing
+from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad, TopKey
+from watersmeet.spark.rebalance.routing import Routing
+from watersmeet.spark.state.files import read_json
 
 HOT = 7
 

@@ -20,19 +20,20 @@ from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batc
 from watersmeet.core.errors import SnapshotError
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
-from watersmeet.spark import kept_operators, master_task, slot_task
-from watersmeet.spark.durable_files import read_json
-from watersmeet.spark.kept_operators import KeptOperators
-from watersmeet.spark.master_task import MasterTask
-from watersmeet.spark.metrics import COLUMN
-from watersmeet.spark.reorganizing import SlotLoad
-from watersmeet.spark.routing import KINDS, Routing
-from watersmeet.spark.routing_files import RoutingFiles
-from watersmeet.spark.row_layout import RowLayout
-from watersmeet.spark.slot_task import FIGURES, SlotTask
-from watersmeet.spark.state_directory import Batch
-from watersmeet.spark.window_factory import WindowFactory
-from watersmeet.state.window_rows import WindowCodec, WindowPlan
+from watersmeet.records.times import WindowCodec, WindowPlan
+from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.plan.window_recipe import WindowFactory
+from watersmeet.spark.rebalance import master_task, slot_task
+from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.reorganizing import SlotLoad
+from watersmeet.spark.rebalance.routing import KINDS, Routing
+from watersmeet.spark.rebalance.routing_files import RoutingFiles
+from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
+from watersmeet.spark.state.directory import Batch
+from watersmeet.spark.state.files import read_json
+from watersmeet.spark.task import operator_cache as kept_operators
+from watersmeet.spark.task.figures import COLUMN
+from watersmeet.spark.task.operator_cache import KeptOperators
 
 GROUPS = 7
 SLOTS = (1, 3)

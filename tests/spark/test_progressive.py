@@ -184,7 +184,7 @@ def test_any_stream_ends_when_a_second_one_says_so(
     spark: Any, tmp_path: Path, by_id: bool, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not by_id:
-        monkeypatch.setattr("watersmeet.spark.tagging.places_by_id", lambda: False)
+        monkeypatch.setattr("watersmeet.spark.plan.tagging.places_by_id", lambda: False)
     frames = []
     for name in ("left", "right"):
         place = tmp_path / name

@@ -21,15 +21,14 @@ from watersmeet import Relation, band
 from watersmeet.checks.cases import Case, make_case
 from watersmeet.checks.lookup_cases import LookupMove, after_change, answers_for, make_lookup_case
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
+from watersmeet.checks.oracle.nested_loops import reference_combinations, reference_pairs
 from watersmeet.checks.windows import WindowCase, make_window_case
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.spec import Condition, Output
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.multi_reference import reference_combinations
-from watersmeet.joins.reference import reference_pairs
 from watersmeet.planner import ALGORITHMS, MULTIWAY, WINDOW_ALGORITHMS
 from watersmeet.spark import join, lookup_join, multijoin, parallel_join, window_join
-from watersmeet.spark.reorganizing import GroupLoad, SlotLoad, TopKey
+from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad, TopKey
 
 FIRST = 0
 """The seed that cases are counted from."""

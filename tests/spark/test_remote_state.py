@@ -13,15 +13,15 @@ from pyarrow import fs
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.spark import remote_files
-from watersmeet.spark.arrivals import Arrivals
-from watersmeet.spark.join_factory import JoinFactory
-from watersmeet.spark.kept_operators import KeptOperators
-from watersmeet.spark.micro_batch import MicroBatchJoin
-from watersmeet.spark.opened import OpenSegments
-from watersmeet.spark.operator_group import OperatorGroup, Shares
-from watersmeet.spark.remote_files import Cache, RemotePath, RemoteStore
-from watersmeet.spark.state_directory import Batch, Held, Owner, StateDirectory
+from watersmeet.runs.mapped import OpenSegments
+from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.state import remote as remote_files
+from watersmeet.spark.state.directory import Batch, Held, Owner, StateDirectory
+from watersmeet.spark.state.remote import Cache, RemotePath, RemoteStore
+from watersmeet.spark.task.operator_cache import KeptOperators
+from watersmeet.spark.task.operator_group import OperatorGroup, Shares
+from watersmeet.spark.task.ordered_rows import Arrivals
+from watersmeet.spark.task.run_join import MicroBatchJoin
 from watersmeet.spill.store import MemoryStore
 
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.int64()}), pa.schema({"id": pa.int64()}), parse_on("id"))

@@ -26,9 +26,9 @@ from spark.frames import rows_in, rows_of
 from watersmeet.core.errors import SourceError, SpecError
 from watersmeet.sources.pace import ENDLESS, Pace
 from watersmeet.spark import register
-from watersmeet.spark.source import EVENT, ReplayedTable, ReplayReader
-from watersmeet.spark.source_options import SourceOptions
-from watersmeet.spark.spark_types import spark_schema
+from watersmeet.spark.io.source import EVENT, ReplayedTable, ReplayReader
+from watersmeet.spark.io.source_options import SourceOptions
+from watersmeet.spark.plan.types import spark_schema
 
 ROWS = 2500
 
@@ -135,7 +135,7 @@ def test_a_row_is_ready_when_it_is_due_and_not_before(
 
 def test_ticks_while_it_is_silent_and_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("watersmeet.spark.source.time.time", lambda: clock[0])
+    monkeypatch.setattr("watersmeet.spark.io.source.time.time", lambda: clock[0])
     options = {"rows": 100, "rowsPerSecond": 10, "stalls": "50:3", "events": "true", "tickSeconds": 1}
     stream = reader(**options)
     offset = stream.initialOffset()
@@ -163,7 +163,7 @@ def test_ticks_while_it_is_silent_and_one_end(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_events_a_silent_stream_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watersmeet.spark.source.time.time", lambda: 5.0)
+    monkeypatch.setattr("watersmeet.spark.io.source.time.time", lambda: 5.0)
     stream = reader(rows=10, rowsPerSecond=1)
     start = stream.initialOffset()
     assert stream.latestOffset(start, ReadAllAvailable()) == start
@@ -173,7 +173,7 @@ def test_without_events_a_silent_stream_offers_nothing(monkeypatch: pytest.Monke
 
 def test_streams_that_begin_together_keep_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("watersmeet.spark.source.time.time", lambda: clock[0])
+    monkeypatch.setattr("watersmeet.spark.io.source.time.time", lambda: clock[0])
     early, late = (reader(rows=1000, rowsPerSecond=10, startsAt=102) for _ in range(2))
     start = early.initialOffset()
     assert early.latestOffset(start, ReadAllAvailable())["rows"] == 0
@@ -183,7 +183,7 @@ def test_streams_that_begin_together_keep_step(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_stream_begins_when_a_file_appears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = [100.0]
-    monkeypatch.setattr("watersmeet.spark.source.time.time", lambda: clock[0])
+    monkeypatch.setattr("watersmeet.spark.io.source.time.time", lambda: clock[0])
     stream = reader(rows=1000, rowsPerSecond=10, startsAt=tmp_path / "begin", events="true")
     start = stream.initialOffset()
     assert stream.latestOffset(start, ReadAllAvailable()) == start

@@ -10,10 +10,10 @@ import pytest
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpillError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.spark.lineage import token
-from watersmeet.spark.micro_batch import MicroBatchJoin
-from watersmeet.spark.opened import OpenSegments
-from watersmeet.spark.state_directory import Batch, GroupState, Held, Owner, StateDirectory, batch_of, manifest_name
+from watersmeet.runs.mapped import OpenSegments
+from watersmeet.spark.state.directory import Batch, GroupState, Held, Owner, StateDirectory, batch_of, manifest_name
+from watersmeet.spark.state.lineage import token
+from watersmeet.spark.task.run_join import MicroBatchJoin
 
 OWNER = Owner("some join", 2, "query-1")
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))

@@ -11,9 +11,9 @@ from typing import Any
 from pyspark.sql import Row
 from rich.console import Console
 
-from watersmeet.spark.delays import CLASSES, percentile
-from watersmeet.spark.metrics import SCALARS, figures
-from watersmeet.spark.watch import Watch, picture
+from watersmeet.spark.io.watch import Watch, picture
+from watersmeet.spark.task.delays import CLASSES, percentile
+from watersmeet.spark.task.figures import SCALARS, figures
 
 _FIGURES = dict.fromkeys(SCALARS, 0) | {
     "left_rows": 1_000, "right_rows": 2_000, "results": 500, "memory": 3 << 20, "budget": 4 << 20,
@@ -93,7 +93,7 @@ def test_the_picture_fits_eighty_columns() -> None:
 def test_delays_add_up_and_percentiles_are_within_a_tenth() -> None:
     import numpy as np
 
-    from watersmeet.spark.delays import class_of, milliseconds_of
+    from watersmeet.spark.task.delays import class_of, milliseconds_of
 
     delays = np.random.default_rng(4).lognormal(5, 2, 20_000).astype(np.int64) + 1
     halves = [np.bincount(class_of(half), minlength=CLASSES) for half in (delays[:9_000], delays[9_000:])]

@@ -18,17 +18,18 @@ from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batc
 from watersmeet.core.errors import LateRowError, SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
-from watersmeet.spark import kept_operators, window_task
-from watersmeet.spark.kept_operators import KeptOperators
-from watersmeet.spark.metrics import COLUMN
-from watersmeet.spark.row_layout import RowLayout
-from watersmeet.spark.state_directory import Batch
-from watersmeet.spark.timed_arrivals import TimedArrivals
-from watersmeet.spark.window_factory import WindowFactory
-from watersmeet.spark.window_task import WindowTask
+from watersmeet.engine.sizing import Grain
+from watersmeet.records.times import NEVER, Timing, WindowCodec, WindowPlan
+from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.plan.window_recipe import WindowFactory
+from watersmeet.spark.state.directory import Batch
+from watersmeet.spark.task import operator_cache as kept_operators
+from watersmeet.spark.task import window_task
+from watersmeet.spark.task.figures import COLUMN
+from watersmeet.spark.task.operator_cache import KeptOperators
+from watersmeet.spark.task.timed_rows import TimedArrivals
+from watersmeet.spark.task.window_task import WindowTask
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.sizing import Grain
-from watersmeet.state.window_rows import NEVER, Timing, WindowCodec, WindowPlan
 
 GROUPS = 3
 

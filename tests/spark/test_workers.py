@@ -13,8 +13,8 @@ import pytest
 from pyspark import cloudpickle
 
 from watersmeet.memory import Budget
-from watersmeet.spark import settled
-from watersmeet.spark.workers import portable, use_own_python
+from watersmeet.spark.task import worker as settled
+from watersmeet.spark.task.worker import portable, use_own_python
 
 _SCRIPT = """
 import sys

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from watersmeet.spark.reorganizing import Epoch, rehomed
-from watersmeet.spark.routing import Routing
+from watersmeet.spark.rebalance.reorganizing import Epoch, rehomed
+from watersmeet.spark.rebalance.routing import Routing
 
 
 class Whims:

@@ -14,13 +14,16 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks.canonical import canonical_rows
+from watersmeet.checks.oracle.nested_loops import comparable_values
+from watersmeet.checks.oracle.windows import reference_window_pairs
 from watersmeet.checks.windows import WindowCase, make_window_case
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.reference import comparable_values
-from watersmeet.joins.window_reference import reference_window_pairs
 from watersmeet.planner import WINDOW_ALGORITHMS
-from watersmeet.spark import marks, routing_files, state_directory, versioned_store
+from watersmeet.spark.rebalance import routing_files
+from watersmeet.spark.state import directory as state_directory
+from watersmeet.spark.state import store as versioned_store
+from watersmeet.spark.state import watermarks as marks
 from watersmeet.spill import file_store
 
 

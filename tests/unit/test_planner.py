@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.core.errors import BudgetError, SpecError
-from watersmeet.core.operator import JoinOperator
+from watersmeet.core.protocol import JoinOperator
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.joins.symmetric_hash import SymmetricHash
-from watersmeet.joins.xjoin import XJoin
+from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
+from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.planner import ALGORITHMS, build
 from watersmeet.policies.flush import FlushLargest
 from watersmeet.spill import MemoryStore

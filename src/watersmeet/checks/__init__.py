@@ -1,7 +1,7 @@
 """The conformance suite: any join operator is tested by being handed to it.
 
 >>> from watersmeet.checks import conform
->>> from watersmeet.joins.reference import ReferenceJoin
+>>> from watersmeet.checks.oracle.nested_loops import ReferenceJoin
 >>> conform(ReferenceJoin, cases=2).restored >= 0
 True
 

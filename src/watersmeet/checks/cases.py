@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from watersmeet.checks.bands import BandColumns, random_band
 from watersmeet.checks.keys import KeyColumns, encoded, random_key
+from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
-from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall
 from watersmeet.core.promises import Punctuation
+from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall
 from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Output
-from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
 
 Rng: TypeAlias = np.random.Generator
@@ -111,7 +111,7 @@ class Case:
 def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     """The case of this seed for this operator; its tables grow with the operator's smallest budget.
 
-    >>> from watersmeet.joins.reference import ReferenceJoin
+    >>> from watersmeet.checks.oracle.nested_loops import ReferenceJoin
     >>> str(make_case(7, ReferenceJoin)) == str(make_case(7, ReferenceJoin))
     True
     """

@@ -16,10 +16,10 @@ from watersmeet.checks.cases import PLENTY, ROOM_FOR_LONGEST, Case, make_case, m
 from watersmeet.checks.multi_cases import MultiCase
 from watersmeet.checks.run import AnyCase, CaseReport, ConformanceError, run_case, with_restores
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
-from watersmeet.core.events import Arrive, End
+from watersmeet.core.protocol import Arrive, End
 from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.records.types import put_together
 from watersmeet.spill.store import MemoryStore
-from watersmeet.state.stored_types import put_together
 
 
 def check_determinism(operator_class: type[Any], case: AnyCase, **options: Any) -> CaseReport:
@@ -200,7 +200,7 @@ def conform(
     ways that must not matter. An operator that cannot spill says so by a class attribute `spills = False`, and is
     given plenty of memory. `make` is `make_multi_case` for operators of several inputs.
 
-    >>> from watersmeet.joins.reference import ReferenceJoin
+    >>> from watersmeet.checks.oracle.nested_loops import ReferenceJoin
     >>> conform(ReferenceJoin, cases=3).cases
     3
     """

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.checks.keys import KeyColumns, random_key
+from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
 from watersmeet.core.keys import plain_type
 from watersmeet.core.lookup import HOW, LookupSpec, lookup_conditions
 from watersmeet.core.spec import JoinSpec, Output, parse_on
-from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
-from watersmeet.state.relation import RelationReader
-from watersmeet.state.relation_changes import StoredRelation
+from watersmeet.relation.changes import StoredRelation
+from watersmeet.relation.relation import RelationReader
 
 Rng: TypeAlias = np.random.Generator
 

@@ -24,9 +24,8 @@ from watersmeet.checks.run import (
 )
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
-from watersmeet.core.events import Arrive, End, Event, Stall, Status
 from watersmeet.core.many_lookups import SharedSpec
-from watersmeet.core.operator import Snapshot
+from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.spill.store import MemoryStore
 

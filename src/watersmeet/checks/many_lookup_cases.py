@@ -22,14 +22,14 @@ from watersmeet.checks.lookup_cases import (
     random_design,
     random_fuel,
 )
+from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import random_payload
 from watersmeet.core.lookup import HOW, LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, Link, SharedSpec
 from watersmeet.core.spec import Equal, JoinSpec, Output
-from watersmeet.joins.reference import reference_pairs
 from watersmeet.memory import format_bytes
-from watersmeet.state.relation import RelationReader
-from watersmeet.state.relation_changes import StoredRelation
+from watersmeet.relation.changes import StoredRelation
+from watersmeet.relation.relation import RelationReader
 
 Rng: TypeAlias = np.random.Generator
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 from watersmeet.checks.bands import random_band
 from watersmeet.checks.cases import PLENTY, Move, moves_of, random_fuel
 from watersmeet.checks.keys import KeyColumns, random_key
+from watersmeet.checks.oracle.nested_loops import reference_combinations
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
 from watersmeet.core.bands import Width
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Band, Output
-from watersmeet.joins.multi_reference import reference_combinations
 from watersmeet.memory import format_bytes
 
 Rng: TypeAlias = np.random.Generator
@@ -77,7 +77,7 @@ class MultiCase:
 def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> MultiCase:
     """The case of this seed for this operator; one that joins ranges is also given bands.
 
-    >>> from watersmeet.joins.mjoin import MJoin
+    >>> from watersmeet.joins.multiway.mjoin import MJoin
     >>> str(make_multi_case(7, MJoin)) == str(make_multi_case(7, MJoin))
     True
     """

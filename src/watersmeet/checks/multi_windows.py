@@ -1,6 +1,6 @@
 """The conformance suite for windows of several inputs: the cases of `multi_cases`, with times and windows.
 
->>> from watersmeet.joins.windowed_mjoin import WindowedMJoin
+>>> from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 >>> conform_multi_windows(WindowedMJoin, cases=2).cases
 2
 """
@@ -19,14 +19,14 @@ import pyarrow as pa
 from watersmeet.checks.cases import PLENTY, moves_of, random_fuel
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
+from watersmeet.checks.oracle.windows import reference_window_combinations
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 from watersmeet.checks.windows import random_ticks, time_columns
-from watersmeet.core.events import Arrive
 from watersmeet.core.many_windows import ManyWindows
+from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Rows
-from watersmeet.joins.mjoin import MJoin
-from watersmeet.joins.multi_window_reference import reference_window_combinations
+from watersmeet.joins.multiway.mjoin import MJoin
 
 Rng: TypeAlias = np.random.Generator
 

@@ -25,8 +25,8 @@ from watersmeet.checks.promised_cases import (
 )
 from watersmeet.checks.run import CaseReport, ConformanceError, Run, run_case
 from watersmeet.core.errors import PromiseError
-from watersmeet.core.events import Arrive, Event, Punctuate, Status
 from watersmeet.core.promises import ANY, Among, Range
+from watersmeet.core.protocol import Arrive, Event, Punctuate, Status
 from watersmeet.spill.store import MemoryStore
 
 _MOST_LOOKS = 40
@@ -199,7 +199,7 @@ def _texts(keys: SideKeys) -> list[bytes] | None:
 def run_promised(operator_class: type[Any], case: PromisedCase, **options: Any) -> PromisedReport:
     """Drive an operator through a case; whatever it does wrong is a `ConformanceError` that shows the case.
 
-    >>> from watersmeet.joins.metadata_mjoin import MetadataMJoin
+    >>> from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
     >>> case = make_promised_case(3, MetadataMJoin)
     >>> run_promised(MetadataMJoin, case, optimize="memory").report.results == len(case.pairs)
     True
@@ -260,7 +260,7 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
 def conform_to_promises(operator_class: type[Any], cases: int = 500, seed: int = 0) -> PromisedSummary:
     """Put an operator through so many cases; the first that fails is a `ConformanceError`.
 
-    >>> from watersmeet.joins.metadata_mjoin import MetadataMJoin
+    >>> from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
     >>> conform_to_promises(MetadataMJoin, cases=3).cases
     3
     """

@@ -11,12 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.checks.cases import Case, Move, arrivals, interleaved, make_case, random_fuel
-from watersmeet.core.events import Arrive, End, Event, Punctuate
 from watersmeet.core.keys import KeyKind, common_key_type
 from watersmeet.core.promises import ANY, Among, Promises, Range
+from watersmeet.core.protocol import Arrive, End, Event, Punctuate
 from watersmeet.core.spec import JoinSpec
-from watersmeet.state.key_patterns import plain_array
-from watersmeet.state.keys import KeyCodec
+from watersmeet.records.keys import KeyCodec
+from watersmeet.records.patterns import plain_array
 
 Rng: TypeAlias = np.random.Generator
 Pattern: TypeAlias = "dict[str, object]"
@@ -83,7 +83,7 @@ def _raw(value: str | bytes) -> bytes:
 def make_promised_case(seed: int, operator_class: type[Any], **options: Any) -> PromisedCase:
     """The case of this seed for this operator: that of `make_case`, with its rows made to keep some promises.
 
-    >>> from watersmeet.joins.metadata_mjoin import MetadataMJoin
+    >>> from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
     >>> str(make_promised_case(7, MetadataMJoin)) == str(make_promised_case(7, MetadataMJoin))
     True
     """

@@ -15,9 +15,8 @@ from watersmeet.checks.covered import covered_rows
 from watersmeet.checks.multi_cases import MultiCase
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.events import End, Event, Stall, Status
-from watersmeet.core.operator import Snapshot
 from watersmeet.core.promises import Punctuation
+from watersmeet.core.protocol import End, Event, Snapshot, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.spill.store import MemoryStore, Store
 
@@ -87,7 +86,7 @@ def run_case(
     """Drive an operator through a case; whatever it does wrong is a `ConformanceError` that shows the case.
 
     >>> from watersmeet.checks import make_case
-    >>> from watersmeet.joins.reference import ReferenceJoin
+    >>> from watersmeet.checks.oracle.nested_loops import ReferenceJoin
     >>> case = make_case(3, ReferenceJoin)
     >>> run_case(ReferenceJoin, case).results == len(case.pairs)
     True

@@ -20,18 +20,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from watersmeet.checks.cases import PLENTY, Case, make_case, random_fuel, random_moves
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
+from watersmeet.checks.oracle.windows import reference_window_pairs
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
-from watersmeet.core.events import Arrive
+from watersmeet.core.arrays import Int64
+from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec, WindowSpec
-from watersmeet.joins.window_reference import reference_window_pairs
 
 Rng: TypeAlias = np.random.Generator
-Int64 = NDArray[np.int64]
 
 KINDS = ("time", "slide", "rows", "landmark", "since", "age")
 _SHARES = (0.5, 0.15, 0.15, 0.06, 0.04, 0.1)

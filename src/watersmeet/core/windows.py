@@ -31,14 +31,13 @@ from typing import TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Int64
 from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import plain_type
 from watersmeet.core.spec import JoinSpec
 
-Int64 = NDArray[np.int64]
 Span: TypeAlias = "str | int | timedelta"
 
 LATE = ("keep", "drop", "error")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from watersmeet import api, sinks
-from watersmeet.cli_progress import display
+from watersmeet.api import sinks
+from watersmeet.api.join import join
+from watersmeet.api.result import Result
+from watersmeet.cli.progress import display
 from watersmeet.demo.record import Record, Run
 from watersmeet.demo.report import said_of
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing
@@ -44,7 +46,7 @@ class EmbeddedEngine:
     def check(self, scenario: Scenario, memory: str) -> None:
         """Refuse too little memory."""
         orders, shipments = scenario.schedule.inputs
-        api.join(orders, shipments, on=KEY, memory=memory).close()
+        join(orders, shipments, on=KEY, memory=memory).close()
 
     @contextmanager
     def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Run]:
@@ -77,7 +79,7 @@ class EmbeddedRun:
                 show(progress)
                 record.look(time.monotonic() - start, progress)
 
-            def noted(result: api.Result) -> Iterator[pa.RecordBatch]:
+            def noted(result: Result) -> Iterator[pa.RecordBatch]:
                 for batch in result:
                     progress = result.progress
                     record.look(time.monotonic() - start, progress)
@@ -85,7 +87,7 @@ class EmbeddedRun:
                         record.reactive += batch.num_rows
                     yield batch
 
-            with api.join(orders, shipments, on=KEY, memory=self.memory, on_progress=look) as result:
+            with join(orders, shipments, on=KEY, memory=self.memory, on_progress=look) as result:
                 sinks.write(noted(result), result.schema, self.target)
             show.clear()
             return record, result.progress

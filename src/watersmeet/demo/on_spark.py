@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from watersmeet.cli_progress import display
-from watersmeet.cli_spark import check_task_memory
+from watersmeet.cli.on_spark import check_task_memory
+from watersmeet.cli.progress import display
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.demo.record import Record, Run
 from watersmeet.demo.report import said_of
@@ -44,7 +44,7 @@ class SparkEngine:
     @property
     def allowance(self) -> str:
         """What the memory is for."""
-        from watersmeet.spark.local import cores
+        from watersmeet.spark.io.local import cores
 
         return f" for each of {cores()} Spark tasks"
 
@@ -54,7 +54,7 @@ class SparkEngine:
 
     def check(self, scenario: Scenario, memory: str) -> None:
         """Refuse too little memory, and a machine without Java."""
-        from watersmeet.spark.local import check_java
+        from watersmeet.spark.io.local import check_java
 
         orders, shipments = (table.schema for table in scenario.schedule.inputs)
         check_task_memory(JoinSpec(orders, shipments, parse_on(KEY), names=NAMES), "auto", parse_memory(memory))
@@ -63,8 +63,8 @@ class SparkEngine:
     @contextmanager
     def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Run]:
         """Start Spark and rehearse with a few rows."""
-        from watersmeet.spark.failures import in_plain_words
-        from watersmeet.spark.local import cores, local_session
+        from watersmeet.spark.io.failures import in_plain_words
+        from watersmeet.spark.io.local import cores, local_session
 
         say(f"Starting Spark with {cores()} cores and rehearsing (the first run on a machine compiles the kernels).")
         log = out / "spark.log"
@@ -114,7 +114,7 @@ class SparkRun:
     def query(self, paced: bool = True) -> Any:
         """Start the pipeline."""
         from watersmeet import spark as wms
-        from watersmeet.spark.local import cores
+        from watersmeet.spark.io.local import cores
 
         orders, shipments = (
             self._stream(name, pace if paced else None) for name, pace in zip(NAMES, self.scenario.paces, strict=True)
@@ -144,8 +144,8 @@ class SparkRun:
 
     def join(self) -> tuple[Record, Progress]:
         """Run the pipeline until both streams have ended and every pair has been delivered."""
-        from watersmeet.spark.following import BatchReport, Tally, run_until
-        from watersmeet.spark.local import cores
+        from watersmeet.spark.io.local import cores
+        from watersmeet.spark.io.query_progress import BatchReport, Tally, run_until
 
         record = Record(silent_batches=0)
         tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", time.time())

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.promises import Punctuation
-from watersmeet.state.stored_types import put_together
+from watersmeet.records.types import put_together
 
 PIECES = 4
 """A batch is cut to pieces of at most this fraction of its queue, so that one batch never fills it."""

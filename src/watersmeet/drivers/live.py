@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
-from watersmeet.core.events import Arrive, End, Punctuate, Stall, Status
-from watersmeet.core.operator import JoinOperator, patience_of
 from watersmeet.core.promises import Punctuation
+from watersmeet.core.protocol import Arrive, End, JoinOperator, Punctuate, Stall, Status
+from watersmeet.core.report import Report
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
-from watersmeet.drivers.progress import LookupFigures, Progress, PromiseFigures
+from watersmeet.drivers.progress import Progress
 
 if TYPE_CHECKING:
     from watersmeet.memory import Budget
@@ -155,6 +155,7 @@ class LiveRun:
         """A picture of the run now; may be asked at any time, from any thread."""
         started = self._started
         now = self._parts.figures()
+        window = now.report.window
         return Progress(
             names=self._names,
             rows_in=tuple(self._rows_in),
@@ -169,13 +170,13 @@ class LiveRun:
             phase=self._phase(),
             algorithm=now.algorithm,
             reason=now.reason,
-            late=now.late,
-            window_rows=now.window_rows,
-            delays=now.delays,
-            delayed=now.delayed,
+            late=None if window is None else window.late,
+            window_rows=None if window is None else window.rows,
+            delays=None if window is None else window.delays,
+            delayed=None if window is None else window.delayed,
             done=self._done,
-            lookup=now.lookup,
-            promises=now.promises,
+            lookup=now.report.lookup,
+            promises=now.report.promises,
         )
 
     def _phase(self) -> str:
@@ -239,7 +240,7 @@ class LiveRun:
         """Tell the operator what there is to tell, or sleep; then the fuel for a poll, 0 if there is no use in one."""
         if status is Status.HAS_OUTPUT:
             return REACTIVE_FUEL if self._silent else FUEL
-        if self._silent and status is Status.HAS_WORK and self._may_wait(patience_of(operator)):
+        if self._silent and status is Status.HAS_WORK and self._may_wait(operator.patience):
             return REACTIVE_FUEL
         if self._hand_over(operator):
             self._silent = False
@@ -274,7 +275,7 @@ class LiveRun:
                 if not isinstance(item, Punctuation):
                     operator.receive(Arrive(number, item))
                     self._rows_in[number] += item.num_rows
-                elif getattr(operator, "takes_punctuations", False):
+                elif operator.takes_punctuations:
                     operator.receive(Punctuate(number, item.pattern))
                 self._handed.append((inbox, size, counted))
             if ended and not inbox.pieces and inbox.error is None:
@@ -371,24 +372,7 @@ class _Figures:
     on_disk: int = 0
     algorithm: str | None = None
     reason: str | None = None
-    lookup: LookupFigures | None = None
-    promises: PromiseFigures | None = None
-    late: tuple[int, ...] | None = None
-    delayed: int | None = None
-    window_rows: int | None = None
-    delays: tuple[float, float] | None = None
-
-
-def _lookup_figures(operator: LiveOperator) -> LookupFigures | None:
-    """What a join with a relation says of itself."""
-    figures = getattr(operator, "figures", None)
-    return None if figures is None else LookupFigures(**figures())
-
-
-def _promise_figures(operator: LiveOperator) -> PromiseFigures | None:
-    """What a join that relies on promises says of itself."""
-    figures = getattr(operator, "promise_figures", None)
-    return None if figures is None else PromiseFigures(**figures())
+    report: Report = Report()  # noqa: RUF009 - it cannot change
 
 
 class _Parts:
@@ -415,11 +399,9 @@ class _Parts:
             peak=operator.budget.peak,
             spilled=operator.store.bytes_written,
             on_disk=operator.store.bytes_held,
-            algorithm=getattr(operator, "name", type(operator).__name__),
-            reason=getattr(operator, "reason", None),
-            lookup=_lookup_figures(operator),
-            promises=_promise_figures(operator),
-            **_of_windows(operator),
+            algorithm=operator.name,
+            reason=operator.reason,
+            report=operator.report(),
         )
 
     def close(self) -> None:
@@ -440,14 +422,3 @@ class _Parts:
                     operator.close()
                 finally:
                     operator.store.close()
-
-
-def _of_windows(operator: LiveOperator) -> dict[str, Any]:
-    """What only a window join can say of itself."""
-    delays = getattr(operator, "delays", None)
-    if delays is None:
-        return {}
-    waited = (delays.quantile(0.5), delays.quantile(0.99))
-    late: list[int] = operator.late  # type: ignore[attr-defined]
-    rows: int = operator.window_rows  # type: ignore[attr-defined]
-    return {"late": tuple(late), "window_rows": rows, "delays": waited, "delayed": getattr(operator, "delayed", 0)}

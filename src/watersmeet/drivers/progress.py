@@ -4,63 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from watersmeet.core.report import LookupFigures, PromiseFigures
 from watersmeet.memory import format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LookupFigures:
-    """How the rows of a stream fared with a relation.
-
-    >>> print(LookupFigures(answered=1000, misses=10, hits=900, bytes_read=1 << 20, delay_p50=0.002, delay_p99=0.15))
-    10 misses, 90% from memory, delay 2 ms (p99 150 ms), read 1 MiB
-    """
-
-    answered: int
-    """Rows of the stream that have met all their partners."""
-    misses: int
-    """Those that had none."""
-    hits: int
-    """Rows that found their partition in memory."""
-    bytes_read: int
-    """Of the relation."""
-    delay_p50: float
-    delay_p99: float
-    """Seconds from a row's arrival in the join to its last partner."""
-
-    def __str__(self) -> str:
-        share = self.hits / self.answered if self.answered else 0.0
-        return (
-            f"{self.misses:,} misses, {share:.0%} from memory, delay {format_seconds(self.delay_p50)} "
-            f"(p99 {format_seconds(self.delay_p99)}), read {format_bytes(self.bytes_read)}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PromiseFigures:
-    """What a join made of its inputs' promises, by input.
-
-    >>> print(PromiseFigures(kept=(10, 0), purged=(990, 20), dropped=(0, 5000), broken=(0, 3)))
-    10 + 0 rows kept, 990 + 20 purged, 0 + 5,000 dropped at once, 0 + 3 broke their promises
-    """
-
-    kept: tuple[int, ...]
-    """Rows in memory."""
-    purged: tuple[int, ...]
-    """Rows taken out of memory because of a promise."""
-    dropped: tuple[int, ...]
-    """Rows never kept because of a promise."""
-    broken: tuple[int, ...]
-    """Rows that came although they were promised not to."""
-
-    def __str__(self) -> str:
-        told = [f"{_sum(self.kept)} rows kept, {_sum(self.purged)} purged, {_sum(self.dropped)} dropped at once"]
-        if any(self.broken):
-            told.append(f"{_sum(self.broken)} broke their promises")
-        return ", ".join(told)
-
-
-def _sum(counts: tuple[int, ...]) -> str:
-    return " + ".join(f"{count:,}" for count in counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +73,37 @@ class Progress:
         if self.spilled:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
         if self.lookup is not None:
-            parts.insert(-1, str(self.lookup))
+            parts.insert(-1, describe_lookup(self.lookup))
         if self.promises is not None:
-            parts.insert(-1, str(self.promises))
+            parts.insert(-1, describe_promises(self.promises))
         return " · ".join(parts)
+
+
+def describe_lookup(figures: LookupFigures) -> str:
+    """How the rows of a stream fared with a relation, for people.
+
+    >>> describe_lookup(LookupFigures(1000, misses=10, hits=900, bytes_read=1 << 20, delay_p50=0.002, delay_p99=0.15))
+    '10 misses, 90% from memory, delay 2 ms (p99 150 ms), read 1 MiB'
+    """
+    share = figures.hits / figures.answered if figures.answered else 0.0
+    return (
+        f"{figures.misses:,} misses, {share:.0%} from memory, delay {format_seconds(figures.delay_p50)} "
+        f"(p99 {format_seconds(figures.delay_p99)}), read {format_bytes(figures.bytes_read)}"
+    )
+
+
+def describe_promises(figures: PromiseFigures) -> str:
+    """What a join made of its inputs' promises, for people.
+
+    >>> describe_promises(PromiseFigures(kept=(10, 0), purged=(990, 20), dropped=(0, 5000), broken=(0, 3)))
+    '10 + 0 rows kept, 990 + 20 purged, 0 + 5,000 dropped at once, 0 + 3 broke their promises'
+    """
+    kept, purged, dropped, broken = (
+        " + ".join(f"{count:,}" for count in counts)
+        for counts in (figures.kept, figures.purged, figures.dropped, figures.broken)
+    )
+    told = f"{kept} rows kept, {purged} purged, {dropped} dropped at once"
+    return f"{told}, {broken} broke their promises" if any(figures.broken) else told
 
 
 def format_seconds(seconds: float) -> str:

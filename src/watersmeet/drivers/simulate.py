@@ -26,15 +26,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from watersmeet.core.cost import Cost
+from watersmeet.core.delays import Delays
 from watersmeet.core.errors import ProtocolError, SpecError
-from watersmeet.core.events import Arrive, End, Event, Punctuate, Stall, Status
-from watersmeet.core.operator import JoinOperator, patience_of
+from watersmeet.core.protocol import Arrive, End, Event, JoinOperator, Punctuate, Stall, Status
 from watersmeet.core.spec import JoinSpec, On, Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, WindowSpec
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.trace import Recorder, Sample, Trace
 from watersmeet.memory import parse_memory
-from watersmeet.state.delays import Delays
 
 if TYPE_CHECKING:
     from watersmeet.sources.schedules import Schedule
@@ -363,7 +362,7 @@ class _Run:
             return False
         if self._first_waiting() > self._clock:
             return True
-        patience = patience_of(self._operator)
+        patience = self._operator.patience
         if not patience or all(each.last <= self._clock for each in self._inputs):
             return False
         return sum(each.arrived(self._clock) - each.handed for each in self._inputs) <= patience

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from watersmeet.core.cost import Cost
+from watersmeet.core.delays import Delays
 from watersmeet.core.errors import SpecError
 from watersmeet.memory import format_bytes
-from watersmeet.state.delays import Delays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

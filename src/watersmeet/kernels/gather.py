@@ -9,15 +9,11 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Bytes, Int32, Int64
 from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 AHEAD = 24
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 
 def _chunk_copy(width: int) -> Callable[[Any, Any, Any, Any], None]:

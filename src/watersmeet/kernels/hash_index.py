@@ -11,13 +11,21 @@ next, and `entries` begins with the first row's words of the attribute.
 A link is a row number plus one, so that zeroed memory is an empty index. The bucket of a row lies within its
 partition's range of buckets, so that dropping a partition clears one slice of `heads`. New rows go to the front of a
 chain: the rows of one hash are met from the newest to the oldest, however many buckets there are.
+
+Rows that leave in any order are unlinked, or replaced, in place: the order of a chain stays.
+
+A ring is the index of a queue: rows come at one end and leave at the other, and nothing is ever unlinked. Rows are
+numbered as they come. Entry n lies at n modulo the size of the ring, and a chain leads from newer rows to older ones;
+so the first entry that is older than the oldest row in the queue ends its chain, whatever lies there now.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
+import numpy as np
+
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels.compile import kernel, prefetch
 
 AHEAD = 16
@@ -32,9 +40,6 @@ _COUNTS = 2 * _GROUP
 _PROBES = 3 * _GROUP
 _ROWS = _PROBES + _PAIRS
 _SCRATCH = _ROWS + _PAIRS
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 
 @kernel
@@ -248,3 +253,184 @@ def blocks_needed(parts: Int32, tails: Int32, used: Int32, block_rows: int, coun
         if over > 0:
             needed += (over + block_rows - 1) // block_rows
     return needed
+
+
+@kernel
+def unlink_blocks(entries: Int64, heads: Int32, gone: Any, block_rows: int, step: int) -> None:
+    """Take the rows of blocks that are gone out of all chains."""
+    for bucket in range(heads.shape[0]):
+        link = np.int64(heads[bucket])
+        last = np.int64(-1)  # the row before, of those that stay
+        while link > 0:
+            row = link - 1
+            following = entries[step * row + 1]
+            if gone[row // block_rows]:
+                if last < 0:
+                    heads[bucket] = following
+                else:
+                    entries[step * last + 1] = following
+            else:
+                last = row
+            link = following
+
+
+@kernel
+def spread(entries: Int64, heads: Int32, wider: Int32, tails: Int64, step: int) -> None:
+    """Move the chains of few heads to more, a power of two times as many; `tails` has room for one bucket's share."""
+    few, many = heads.shape[0], wider.shape[0]
+    for bucket in range(few):
+        tails[:] = -1
+        link = np.int64(heads[bucket])
+        while link > 0:
+            row = link - 1
+            link = entries[step * row + 1]
+            target = entries[step * row] & (many - 1)
+            share = target // few
+            if tails[share] < 0:
+                wider[target] = row + 1
+            else:
+                entries[step * tails[share] + 1] = row + 1
+            entries[step * row + 1] = 0
+            tails[share] = row
+
+
+@kernel
+def sort_chains(entries: Int64, heads: Int32, ticks: Int64, step: int) -> None:
+    """Bring every chain into the order newest first, by merging ever longer stretches of it."""
+    for bucket in range(heads.shape[0]):
+        head = np.int64(heads[bucket])
+        width = 1
+        merges = 2
+        while head > 0 and merges > 1:
+            merges = 0
+            rest = head
+            head = np.int64(0)
+            tail = np.int64(0)
+            while rest > 0:
+                merges += 1
+                first = rest
+                second = first
+                left = 0
+                while left < width and second > 0:
+                    second = entries[step * (second - 1) + 1]
+                    left += 1
+                right = width
+                while left > 0 or (right > 0 and second > 0):
+                    from_first = left > 0 and (right == 0 or second == 0 or ticks[first - 1] >= ticks[second - 1])
+                    if from_first:
+                        taken = first
+                        first = entries[step * (first - 1) + 1]
+                        left -= 1
+                    else:
+                        taken = second
+                        second = entries[step * (second - 1) + 1]
+                        right -= 1
+                    if tail == 0:
+                        head = taken
+                    else:
+                        entries[step * (tail - 1) + 1] = taken
+                    tail = taken
+                rest = second
+            if tail > 0:
+                entries[step * (tail - 1) + 1] = 0
+            width *= 2
+        heads[bucket] = head
+
+
+@kernel
+def unlink_rows(rows: Int32, parts: Int32, dead: Any, entries: Int64, heads: Int32, buckets: int) -> None:
+    """Take rows out of their chains; all of them are marked in `dead` with 1, which becomes 2.
+
+    A chain is gone through once, however many of its rows go.
+    """
+    mask = buckets - 1
+    for i in range(rows.shape[0]):
+        if dead[rows[i]] == 2:
+            continue
+        bucket = parts[i] * buckets + (entries[2 * np.int64(rows[i])] & mask)
+        link = np.int64(heads[bucket])
+        last = np.int64(-1)
+        while link > 0:
+            row = link - 1
+            following = entries[2 * row + 1]
+            if dead[row] == 1:
+                dead[row] = 2
+                if last < 0:
+                    heads[bucket] = following
+                else:
+                    entries[2 * last + 1] = following
+            else:
+                last = row
+            link = following
+
+
+@kernel
+def replace_rows(olds: Int32, news: Int32, parts: Int32, entries: Int64, heads: Int32, buckets: int) -> None:
+    """Let new rows stand in the chains where old ones stood."""
+    mask = buckets - 1
+    for i in range(olds.shape[0]):
+        old, new = np.int64(olds[i]), np.int64(news[i])
+        bucket = parts[i] * buckets + (entries[2 * old] & mask)
+        entries[2 * new] = entries[2 * old]
+        entries[2 * new + 1] = entries[2 * old + 1]
+        link = np.int64(heads[bucket])
+        last = np.int64(-1)
+        while link != old + 1:
+            last = link - 1
+            link = entries[2 * last + 1]
+        if last < 0:
+            heads[bucket] = new + 1
+        else:
+            entries[2 * last + 1] = new + 1
+
+
+@kernel
+def link_ring(hashes: Int64, first: int, ring_hashes: Int64, ring_links: Int64, heads: Int64) -> None:
+    """Put rows `first`, `first` + 1, ... into the index; sizes are powers of two, links are row numbers plus one."""
+    mask = ring_hashes.shape[0] - 1
+    buckets = heads.shape[0] - 1
+    for i in range(hashes.shape[0]):
+        number = np.int64(first + i)
+        bucket = hashes[i] & buckets
+        ring_hashes[number & mask] = hashes[i]
+        ring_links[number & mask] = heads[bucket]
+        heads[bucket] = number + 1
+
+
+@kernel
+def probe_ring(
+    hashes: Any,
+    start: int,
+    stop: int,
+    link: int,
+    oldest: int,
+    ring_hashes: Int64,
+    ring_links: Int64,
+    heads: Int64,
+    out_probe: Int32,
+    out_number: Int64,
+) -> tuple[int, int, int, int]:
+    """Look up hashes[start:stop] until the buffers are full.
+
+    Returns the pairs found, the next hash, the link to go on with (-1: from that hash's head), and the entries visited.
+    """
+    mask = ring_hashes.shape[0] - 1
+    buckets = heads.shape[0] - 1
+    capacity = out_probe.shape[0]
+    found = 0
+    visited = 0
+    for i in range(start, stop):
+        if link < 0:
+            link = heads[hashes[i] & buckets]
+        while link > oldest:
+            slot = (link - 1) & mask
+            visited += 1
+            if ring_hashes[slot] == hashes[i]:
+                if found == capacity:
+                    return found, i, link, visited - 1
+                out_probe[found] = i
+                out_number[found] = link - 1
+                found += 1
+            link = ring_links[slot]
+        link = -1
+    return found, stop, -1, visited

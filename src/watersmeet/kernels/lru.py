@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels.compile import kernel
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 HEAD, TAIL, USED = 0, 1, 2
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Bytes, Int32, Int64
 from watersmeet.kernels.compile import kernel
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 LOWEST = np.int64(-(2**63))
 HIGHEST = np.int64(2**63 - 1)

@@ -19,13 +19,10 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels.compile import kernel
 from watersmeet.kernels.history import together
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 ENTRY_BYTES = 24
 """Of each row in the index: its word and its number, once where they are and once where they are merged to."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 AHEAD = 16
@@ -27,9 +28,6 @@ GROUP = 32
 WORDS = 4
 """Of each entry."""
 SLOT = (1 << 32) - 1
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 
 @kernel

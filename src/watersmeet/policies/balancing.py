@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Float64, Int64
 from watersmeet.core.errors import SpecError
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 Pick = Callable[[Sequence[int], Float64, float], int]
 """Of a supplier's groups, with the work of each, and how much more work it has than the consumer: the one to move."""
 

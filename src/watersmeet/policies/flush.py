@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Float64, Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.policies.statistics import PartitionStatistics
-
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
+from watersmeet.core.arrays import Float64, Int64
 
 
 class ArrivalFrequency:

@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
 
-Int64 = NDArray[np.int64]
 Victims: TypeAlias = "dict[int, list[int]]"
 """Partitions by input."""
 ManyFlush: TypeAlias = "Callable[[Int64, Int64, int], Victims]"

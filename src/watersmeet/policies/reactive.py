@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Float64, Int64
 from watersmeet.core.errors import SpecError
-
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 KINDS = {"md": ("md",), "dd": ("dd",), "both": ("md", "dd")}
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
+from watersmeet.core.arrays import Bool, Int64
 
 LOWER, MIDDLE, UPPER = 0, 1, 2
 _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)

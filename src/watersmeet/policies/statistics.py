@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
+from watersmeet.core.arrays import Float64, Int64
 
 UNIT = 1024
 """Rows received from both inputs together that make a unit of time."""

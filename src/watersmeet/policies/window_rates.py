@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
+from watersmeet.core.arrays import Float64, Int64
 
 
 class PartitionFrequency:

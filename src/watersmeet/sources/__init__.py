@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,15 @@ _KINDS = (
     "a path or glob, a PyArrow table, batch or reader, a pandas or Polars frame, a database cursor, or an iterator of "
     "record batches, of tables or of dicts"
 )
+
+
+def is_address(data: object) -> bool:
+    """Whether this is the address of something elsewhere, and no path.
+
+    >>> is_address("https://example.org/a.csv"), is_address("a:b/c.csv"), is_address("C://a.csv")
+    (True, False, False)
+    """
+    return isinstance(data, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", data) is not None
 
 
 def source(
@@ -71,6 +81,11 @@ def _plain_source(
     """A source of which nothing more is promised than its kind tells."""
     if data is None:
         raise SourceError(f"{name or UNNAMED} is None; give {_KINDS}")
+    if is_address(data):
+        raise SourceError(
+            f"{data} is an address, and only files are read by name; fetch it first, or give a reader of it, such as "
+            f"pyarrow.dataset.dataset(...).scanner().to_reader()"
+        )
     called = UNNAMED if name is None else name
     if is_marked(data, punctuated):
         return marked_source(data, called, schema, batch_rows)

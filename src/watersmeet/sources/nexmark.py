@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
-
-Int64 = npt.NDArray[np.int64]
 
 PEOPLE, AUCTIONS, BIDS = 1, 3, 46
 """Of each 50 events."""

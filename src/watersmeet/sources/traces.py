@@ -15,12 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from watersmeet.core.arrays import Float64, Int64
 from watersmeet.core.errors import SpecError
-
-Floats = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 _PQRS_BITS = 24
 
@@ -65,7 +62,7 @@ class Quarters:
 
 def pqrs(
     count: int, quarters: Quarters | None = None, seed: int = 0, levels: int = _PQRS_BITS
-) -> tuple[Floats, Floats]:
+) -> tuple[Float64, Float64]:
     """Times and keys of so many rows, all in [0, 1), in the order of their times.
 
     >>> times, keys = pqrs(1000)
@@ -92,7 +89,7 @@ def bursty(
     quarters: Quarters | None = None,
     most: int = 70_000,
     seed: int = 0,
-) -> tuple[Floats, Int64]:
+) -> tuple[Float64, Int64]:
     """Times in seconds and keys of rows that come `rate` times a second on average, as the thesis on exact window joins
     makes them: the b-model tells how many fall into each interval, at most about `most`, and PQRS where in it.
 

@@ -22,29 +22,29 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from watersmeet.spark.join_plan import join as join
-    from watersmeet.spark.lookup_plan import lookup_join as lookup_join
-    from watersmeet.spark.metrics import figures as figures
-    from watersmeet.spark.multi_plan import multijoin as multijoin
-    from watersmeet.spark.parallel_plan import parallel_join as parallel_join
-    from watersmeet.spark.signs import with_events as with_events
-    from watersmeet.spark.signs import with_punctuations as with_punctuations
-    from watersmeet.spark.source import register as register
-    from watersmeet.spark.watch import Watch as Watch
-    from watersmeet.spark.window_plan import window_join as window_join
+    from watersmeet.spark.io.source import register as register
+    from watersmeet.spark.io.watch import Watch as Watch
+    from watersmeet.spark.plan.control_rows import with_events as with_events
+    from watersmeet.spark.plan.control_rows import with_punctuations as with_punctuations
+    from watersmeet.spark.plan.join import join as join
+    from watersmeet.spark.plan.lookup_join import lookup_join as lookup_join
+    from watersmeet.spark.plan.multijoin import multijoin as multijoin
+    from watersmeet.spark.plan.parallel_join import parallel_join as parallel_join
+    from watersmeet.spark.plan.window_join import window_join as window_join
+    from watersmeet.spark.task.figures import figures as figures
 
 # Where each public name lives. Spark starts many small Python processes, and each imports no more than it needs.
 _HOMES = {
-    "Watch": "watersmeet.spark.watch",
-    "figures": "watersmeet.spark.metrics",
-    "join": "watersmeet.spark.join_plan",
-    "lookup_join": "watersmeet.spark.lookup_plan",
-    "multijoin": "watersmeet.spark.multi_plan",
-    "parallel_join": "watersmeet.spark.parallel_plan",
-    "register": "watersmeet.spark.source",
-    "window_join": "watersmeet.spark.window_plan",
-    "with_events": "watersmeet.spark.signs",
-    "with_punctuations": "watersmeet.spark.signs",
+    "Watch": "watersmeet.spark.io.watch",
+    "figures": "watersmeet.spark.task.figures",
+    "join": "watersmeet.spark.plan.join",
+    "lookup_join": "watersmeet.spark.plan.lookup_join",
+    "multijoin": "watersmeet.spark.plan.multijoin",
+    "parallel_join": "watersmeet.spark.plan.parallel_join",
+    "register": "watersmeet.spark.io.source",
+    "window_join": "watersmeet.spark.plan.window_join",
+    "with_events": "watersmeet.spark.plan.control_rows",
+    "with_punctuations": "watersmeet.spark.plan.control_rows",
 }
 
 __all__ = [

@@ -1,0 +1,114 @@
+"""`wm.join`: two inputs joined as their rows arrive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from watersmeet.api.result import Result
+from watersmeet.api.run import Settings, check_least, open_run, open_sources, two_names
+from watersmeet.core.choices import check_choice, option_names
+from watersmeet.core.errors import SpecError
+from watersmeet.core.promises import Promises
+from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.drivers.live import WAIT, LiveOperator
+from watersmeet.drivers.progress import Progress
+from watersmeet.sources import Source
+
+if TYPE_CHECKING:
+    from watersmeet.spill import FileStore
+
+
+def join(
+    left: object,
+    right: object,
+    on: On,
+    *,
+    how: str = "inner",
+    memory: str | int = "64 MiB",
+    algorithm: str = "auto",
+    suffixes: tuple[str, str] = ("", "_right"),
+    spill: str | os.PathLike[str] | None = None,
+    wait: float = WAIT,
+    names: tuple[str, str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Result:
+    """Join two inputs as their rows arrive: every pair exactly once, the first at once, within `memory`.
+
+    An input is a path or glob (Parquet, CSV, NDJSON, Arrow IPC), a PyArrow table, batch or reader, a pandas or Polars
+    frame, or an iterator of batches or of dicts. What does not fit into `memory` is spilled to a private directory
+    under `spill` (the system's temporary directory unless given), which is gone when the join is over.
+
+    :param on: a column of both inputs, `"left_column = right_column"`, a band such as `wm.band("price", 0.05)`, or a
+        list of these with one band at most.
+    :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
+    :param algorithm: `"auto"`, or the name of one.
+    :param suffixes: added to columns that both inputs have and that are not joined on.
+    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
+    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param options: the algorithm's own.
+
+    >>> import pyarrow as pa
+    >>> orders = pa.table({"id": [1, 2, 3], "item": ["cup", "pot", "pan"]})
+    >>> paid = ({"id": number, "paid": True} for number in (3, 1))
+    >>> join(orders, paid, on="id", memory="8 MiB").table().sort_by("id").to_pylist()
+    [{'id': 1, 'item': 'cup', 'paid': True}, {'id': 3, 'item': 'pan', 'paid': True}]
+    """
+    conditions = parse_on(on)
+    settings = Settings.of(memory, spill, wait, on_progress)
+    check_algorithm(algorithm, options)
+    if how != "inner":
+        raise SpecError(f"how={how!r} is not supported; only 'inner' is")
+    called = two_names(names, (left, right), ("left", "right"))
+
+    def specify(schemas: Sequence[pa.Schema]) -> JoinSpec:
+        left_schema, right_schema = schemas
+        spec = JoinSpec(
+            left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called, promises=promises
+        )
+        check_budget(spec, settings.memory, algorithm, options)
+        return spec
+
+    def make(spec: JoinSpec, rest: int, store: FileStore) -> LiveOperator:
+        from watersmeet import planner
+
+        return planner.build(spec, rest, store, algorithm, **options)
+
+    sources = open_sources(zip(called, (left, right), strict=True))
+    promises = (promises_of(sources[0]), promises_of(sources[1]))
+    return Result(*open_run(sources, specify, make, settings))
+
+
+def promises_of(source: Source) -> Promises:
+    """What a source promises of its rows: nothing, unless it says so."""
+    promises: Promises = getattr(source, "promises", Promises())
+    return promises
+
+
+def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
+    """Refuse an algorithm that is not known, or options it does not take."""
+    from watersmeet.planner import ALGORITHMS
+
+    check_choice(algorithm, options, ALGORITHMS)
+
+
+def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
+    """Refuse memory that no choice could work in, in terms of what the user gave."""
+    from watersmeet.planner import ALGORITHMS, choose
+
+    if algorithm == "auto" and any(spec.promises):
+        kinds = [choose(spec)[0]]
+    elif algorithm == "auto":
+        kinds = [kind for kind in ALGORITHMS.values() if spec.band is None or kind.joins_ranges]
+    else:
+        kinds = [ALGORITHMS[algorithm]]
+        kinds[0].refuse_unfit(spec)
+    least = min(
+        kind.least_memory(spec, **{n: options[n] for n in option_names(kind) if n in options}) for kind in kinds
+    )
+    check_least(least, memory)

@@ -1,0 +1,156 @@
+"""`wm.multijoin`: several inputs joined in one operator, and `wm.explain`: how it would join them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from watersmeet.api.result import Result
+from watersmeet.api.run import Settings, check_least, close_all, open_run, open_sources
+from watersmeet.core.choices import check_choice
+from watersmeet.core.errors import SpecError
+from watersmeet.core.many_windows import ManyWindows, parse_many_windows
+from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges
+from watersmeet.core.windows import Span
+from watersmeet.drivers.live import WAIT, LiveOperator
+from watersmeet.drivers.progress import Progress
+
+if TYPE_CHECKING:
+    from watersmeet.policies.splitting import Plan
+    from watersmeet.spill import FileStore
+
+
+def multijoin(
+    inputs: Mapping[str, object],
+    on: ManyOn,
+    *,
+    window: object = None,
+    time: object = None,
+    lateness: Span | None = None,
+    late: str = "keep",
+    memory: str | int = "64 MiB",
+    algorithm: str = "auto",
+    spill: str | os.PathLike[str] | None = None,
+    wait: float = WAIT,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Result:
+    """Join several inputs as their rows arrive, in one operator: no intermediate results, the first rows at once.
+
+    A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
+    Columns of one name that must be equal come out once.
+
+    With `window`, inputs may never end. A combination of rows is then a result if its conditions hold and, at the time
+    of its newest row, each of its rows is in its input's window: with `window={"a": "10 min", "b": "1 min", ...}`, the
+    row of `a` is up to ten minutes older than the newest, that of `b` up to one. With windows of rows it is one if,
+    when its last row arrived, each of the others was among the last so many rows of its input. What has left its
+    window is forgotten, in memory and on disk, so state stays bounded, and every result comes as soon as its last row.
+
+    :param inputs: by name, whatever `join` takes.
+    :param on: conditions such as `"orders.id = items.order_id"` or `wm.band("trades.at = quotes.at", width)`, enough of
+        them to hold all inputs together; there may be cycles. Bands are for `"miner"`.
+    :param window: `"10 min"`, or for columns of integers a number; or `wm.rows(1000)`, the last so many rows in order
+        of arrival, without `time`. One for all inputs, or a dict with one for each. Windows are for `"mjoin"`.
+    :param time: the column that tells the time, or a dict with one for each input: dates, timestamps or integers. Rows
+        without a time meet nothing.
+    :param lateness: by so much a row may be older than the newest of its input before it.
+    :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
+        ignores them, `"error"` ends the join. They are counted in `progress.late`.
+    :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
+    :param algorithm: `"auto"`, or the name of one.
+    :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
+    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param options: the algorithm's own; for `"auto"`, estimates as `explain` takes them.
+
+    >>> import pyarrow as pa
+    >>> orders = pa.table({"id": [1, 2], "buyer": ["Ada", "Bo"]})
+    >>> items = pa.table({"order_id": [1, 1, 2], "part": [7, 8, 8]})
+    >>> parts = pa.table({"part": [8], "name": ["cup"]})
+    >>> on = ["orders.id = items.order_id", "items.part = parts.part"]
+    >>> found = multijoin({"orders": orders, "items": items, "parts": parts}, on=on, memory="8 MiB").table()
+    >>> found.select(["buyer", "name"]).sort_by("buyer").to_pylist()
+    [{'buyer': 'Ada', 'name': 'cup'}, {'buyer': 'Bo', 'name': 'cup'}]
+
+    >>> views = pa.table({"ad": [1, 2], "at": [0, 5]})
+    >>> clicks = pa.table({"ad": [1, 2], "at": [8, 90]})
+    >>> sales = pa.table({"ad": [1, 2], "at": [9, 91]})
+    >>> three = {"views": views, "clicks": clicks, "sales": sales}
+    >>> on = ["views.ad = clicks.ad", "clicks.ad = sales.ad"]
+    >>> multijoin(three, on=on, window=10, time="at", memory="8 MiB").table().to_pylist()
+    [{'ad': 1, 'views_at': 0, 'clicks_at': 8, 'sales_at': 9}]
+    """
+    names = tuple(inputs)
+    edges = parse_edges(on, names)
+    windows = _windows(window, names, time, lateness, late)
+    settings = Settings.of(memory, spill, wait, on_progress)
+    _check_multiway(algorithm, options)
+
+    def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:
+        from watersmeet.planner import least_for_multiway
+
+        spec = MultiSpec(names, tuple(schemas), edges, window=windows)
+        check_least(least_for_multiway(spec, algorithm), settings.memory)
+        return spec
+
+    def make(spec: MultiSpec, rest: int, store: FileStore) -> LiveOperator:
+        from watersmeet import planner
+
+        return planner.build_multiway(spec, rest, store, algorithm, **options)
+
+    return Result(*open_run(open_sources(inputs.items()), specify, make, settings))
+
+
+def _windows(
+    window: object, names: Sequence[str], time: object, lateness: Span | None, late: str
+) -> ManyWindows | None:
+    if window is not None:
+        return parse_many_windows(window, names, time, lateness, late)
+    if time is not None or lateness is not None or late != "keep":
+        raise SpecError("time, lateness and late belong to a join by windows; give window=..., too")
+    return None
+
+
+def _check_multiway(algorithm: str, options: dict[str, Any]) -> None:
+    from watersmeet.planner import MULTIWAY
+
+    estimates = ("rows", "selectivities") if algorithm == "auto" else ()
+    check_choice(algorithm, {name: value for name, value in options.items() if name not in estimates}, MULTIWAY)
+
+
+def explain(
+    inputs: Mapping[str, object],
+    on: str | Sequence[str],
+    *,
+    rows: Mapping[str, float],
+    selectivities: Sequence[float] | None = None,
+) -> Plan:
+    """How `multijoin` would join these inputs, given estimates: `print` it.
+
+    :param inputs: by name, whatever `multijoin` takes; only their schemas are looked at.
+    :param rows: how many rows each input has, by name.
+    :param selectivities: of each condition, the share of all row pairs that match; unless given, each condition is
+        taken for one of a key and its references.
+
+    >>> import pyarrow as pa
+    >>> tables = {name: pa.table({"a": [1], "b": [2]}) for name in "rstu"}
+    >>> print(explain(tables, ["r.a = s.a", "s.b = t.b", "t.a = u.a"], rows=dict.fromkeys("rstu", 1000)))
+    xjoin of 2: about 1,000 results
+      xjoin of 2: about 1,000 results
+        r: 1,000 rows
+        s: 1,000 rows
+      xjoin of 2: about 1,000 results
+        t: 1,000 rows
+        u: 1,000 rows
+    """
+    from watersmeet.policies.splitting import Estimates, plan
+
+    sources = open_sources(inputs.items())
+    try:
+        spec = MultiSpec.of({source.name: source.schema() for source in sources}, on)
+        return plan(spec, Estimates.of(spec, rows, selectivities))
+    finally:
+        close_all(sources)

@@ -1,0 +1,131 @@
+"""What a verb returns: results as they are found, and how far the join is."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from watersmeet.api import sinks
+from watersmeet.core.errors import WatersmeetError
+from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.live import LiveRun
+from watersmeet.drivers.progress import Progress
+
+
+class Result:
+    """The pairs of a join, as they are found: an iterable of `pyarrow.RecordBatch` that can be read once.
+
+    Reading starts the join. Leaving the loop, an error, `close` or the end of a `with` block stops it: threads end,
+    sources are closed, and nothing is left on disk.
+
+    >>> import pyarrow as pa, watersmeet as wm
+    >>> result = wm.join(pa.table({"id": [1, 2]}), pa.table({"id": [2, 3]}), on="id", memory="8 MiB")
+    >>> [batch.to_pylist() for batch in result]
+    [[{'id': 2}]]
+    >>> result.progress.rows_in
+    (2, 2)
+    """
+
+    def __init__(self, run: LiveRun, schema: pa.Schema | None = None) -> None:
+        self._run = run
+        self._schema = schema
+        # Weak, so that the end of a loop is the end of the run, even while the result itself is kept.
+        self._batches: weakref.ref[Generator[Any, None, None]] | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._batches is not None:
+            raise WatersmeetError(
+                "the result of a join can be read only once, and this one was; call join() again, or keep its table()"
+            )
+        batches = self._run.batches()
+        self._batches = weakref.ref(batches)
+        return batches
+
+    def marked(self) -> Iterator[pa.RecordBatch | Punctuation]:
+        """The batches, and among them the punctuations that hold for the result: no row that matches one follows it.
+
+        >>> from watersmeet.core.promises import Punctuation
+        >>> from watersmeet.sources import source
+        >>> import watersmeet as wm
+        >>> news = source([{"sno": 79, "keyword": "Smart Card"}], unique=["sno"])
+        >>> hits = [{"sno": 79, "ip": "64.58.76.224"}, Punctuation({"sno": 79})]
+        >>> result = wm.join(news, hits, on="sno", memory="8 MiB")
+        >>> [item if isinstance(item, Punctuation) else item.to_pylist() for item in result.marked()]
+        [[{'sno': 79, 'keyword': 'Smart Card', 'ip': '64.58.76.224'}], Punctuation(sno = 79)]
+        """
+        if self._batches is not None:
+            raise WatersmeetError("the result of a join can be read only once, and this one was; call join() again")
+        batches = self._run.marked_batches()
+        self._batches = weakref.ref(batches)
+        return batches
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The output's schema; where an input tells its own only with its first row, this waits for that row."""
+        if self._schema is None:
+            self._schema = self._run.schema()
+        return self._schema
+
+    @property
+    def progress(self) -> Progress:
+        """How far the join is: rows in and out, first result, memory, spilled bytes, phase."""
+        return self._run.progress()
+
+    def table(self) -> pa.Table:
+        """All results as a PyArrow table; it is outside the join's memory."""
+        batches = list(self)
+        return pa.Table.from_batches(batches, self.schema)
+
+    def pandas(self) -> Any:
+        """All results as a pandas frame."""
+        _need("pandas")
+        return self.table().to_pandas()
+
+    def polars(self) -> Any:
+        """All results as a Polars frame."""
+        return _need("polars").from_arrow(self.table())
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Write all results to a Parquet, CSV or Arrow IPC file, as its name says; returns the number of rows.
+
+        The file is whole or absent: one that exists is replaced at the very end, and only if all went well.
+        """
+        sinks.check_target(path)
+        batches = iter(self)
+        try:
+            return sinks.write(batches, self.schema, path)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the join and let go of everything; harmless when it is over."""
+        batches = self._batches() if self._batches is not None else None
+        if batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
+            batches.close()
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.progress}>"
+
+
+def _need(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise WatersmeetError(f"{module} is not installed; install it, or take the PyArrow table() instead") from error

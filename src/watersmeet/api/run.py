@@ -1,0 +1,127 @@
+"""From inputs and a spec to a run: what all verbs of the library have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.lookup import LookupSpec
+from watersmeet.core.many_lookups import ChainSpec, SharedSpec
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.spec import JoinSpec
+from watersmeet.drivers.live import LiveOperator, LiveRun, queue_bytes
+from watersmeet.drivers.progress import Progress
+from watersmeet.memory import format_bytes, parse_memory
+from watersmeet.sources import Source, as_source
+
+if TYPE_CHECKING:
+    from watersmeet.spill import FileStore
+
+Spec = TypeVar("Spec", bound="JoinSpec | MultiSpec | LookupSpec | ChainSpec | SharedSpec")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every verb is told beside what it joins."""
+
+    memory: int
+    spill: Path | None
+    wait: float
+    on_progress: Callable[[Progress], None] | None
+
+    @classmethod
+    def of(
+        cls,
+        memory: str | int,
+        spill: str | os.PathLike[str] | None,
+        wait: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> Settings:
+        """Settings in the words of a user."""
+        return cls(parse_memory(memory), None if spill is None else Path(spill), wait, on_progress)
+
+
+def open_sources(inputs: Iterable[tuple[str, object]]) -> list[Source]:
+    """Every input as a source, by its name; if one cannot be opened, the others are closed again."""
+    sources: list[Source] = []
+    try:
+        for name, data in inputs:
+            sources.append(as_source(data, name))
+    except BaseException:
+        close_all(sources)
+        raise
+    return sources
+
+
+def close_all(sources: Iterable[Source]) -> None:
+    """Let go of sources that nobody will read."""
+    for source in sources:
+        source.close()
+
+
+def open_run(
+    sources: Sequence[Source],
+    specify: Callable[[Sequence[pa.Schema]], Spec],
+    make: Callable[[Spec, int, FileStore], LiveOperator],
+    settings: Settings,
+    new_store: Callable[[Path | None], FileStore] | None = None,
+) -> tuple[LiveRun, pa.Schema | None]:
+    """A run over sources, which it closes, and the result's schema where nobody has to be waited for.
+
+    There, mistakes come to light here and not at the first use.
+
+    :param specify: from the inputs' schemas to the spec; refuses what cannot be joined.
+    :param make: from the spec, the memory that the queues leave, and a store to the operator.
+    :param new_store: makes the store below the directory for spilled rows, which is gone when the run is over.
+    """
+
+    def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
+        from watersmeet.spill import FileStore
+
+        spec = specify(schemas)
+        store = (new_store or FileStore)(settings.spill)
+        try:
+            return make(spec, rest, store)
+        except BaseException:
+            store.close()
+            raise
+
+    try:
+        known = all(source.schema_known for source in sources)
+        schemas = [source.schema() for source in sources] if known else None
+        schema = specify(schemas).schema if schemas is not None else None
+        run = LiveRun(
+            sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress
+        )
+        return run, schema
+    except BaseException:
+        close_all(sources)
+        raise
+
+
+def two_names(names: tuple[str, str] | None, data: Sequence[object], otherwise: Sequence[str]) -> tuple[str, str]:
+    """What the two inputs are called: as told, else files by their paths and anything else by its role."""
+    if names is not None and (isinstance(names, str) or len(names) != 2):
+        raise SpecError(f"names must be two strings, not {names!r}")
+    return names or (usual_name(data[0], otherwise[0]), usual_name(data[1], otherwise[1]))
+
+
+def usual_name(data: object, otherwise: str) -> str:
+    """What an input is called that was given no name: a file by its path."""
+    return str(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else otherwise
+
+
+def check_least(least: int, memory: int) -> None:
+    """Refuse memory that leaves an operator less than it needs."""
+    if memory - queue_bytes(memory) < least:
+        needed = -(-least * 8 // 7)
+        raise BudgetError(
+            f"memory of {format_bytes(memory)} is too small for this join; "
+            f"allow at least {format_bytes(needed)} ({needed:,} bytes)"
+        )

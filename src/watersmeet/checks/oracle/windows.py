@@ -1,0 +1,199 @@
+"""The definitions of window joins, of two inputs and of several, as nested loops over plain Python values.
+
+Every window join is checked against them, and shares nothing with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pyarrow as pa
+
+from watersmeet.checks.oracle.nested_loops import comparable_values, reference_combinations, reference_pairs
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec
+
+
+def reference_window_pairs(
+    left: pa.Table, right: pa.Table, spec: WindowJoinSpec, order: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The row numbers of all pairs that meet, if rows arrive in this order of inputs (0: left, 1: right).
+
+    >>> from watersmeet.core.spec import parse_on
+    >>> from watersmeet.core.windows import parse_windows
+    >>> left, right = pa.table({"k": [1, 1], "t": [10, 20]}), pa.table({"k": [1, 1, 1], "t": [9, 13, 14]})
+    >>> spec = WindowJoinSpec(left.schema, right.schema, parse_on("k"), window=parse_windows((3, 6), "t"))
+    >>> reference_window_pairs(left, right, spec, [0, 1, 1, 0, 1])
+    [(0, 0), (0, 1), (1, 2)]
+    """
+    arrived: tuple[list[int], list[int]] = ([], [])
+    for position, side in enumerate(order):
+        arrived[side].append(position)
+    pairs = reference_pairs(left, right, spec)
+    if spec.counted:
+        return [(i, j) for i, j in pairs if _counted(spec, arrived, i, j)]
+    times = _times(left, right, spec)
+    watermarks = tuple(_watermarks(column, _length(spec.window.lateness)) for column in times)
+    return [(i, j) for i, j in pairs if _meet(spec, times, watermarks, arrived, i, j)]
+
+
+def _counted(spec: WindowJoinSpec, arrived: tuple[list[int], list[int]], i: int, j: int) -> bool:
+    """Whether the earlier row was among the last so many of its input when the later one came."""
+    earlier = 0 if arrived[0][i] < arrived[1][j] else 1
+    row, other = ((i, arrived[1][j]), (j, arrived[0][i]))[earlier]
+    since = sum(arrived[earlier][row] <= position < other for position in arrived[earlier])
+    window = spec.window.windows[earlier]
+    assert isinstance(window, Rows)
+    return since <= window.count
+
+
+def _meet(
+    spec: WindowJoinSpec,
+    times: tuple[list[int | None], list[int | None]],
+    watermarks: tuple[list[int | None], ...],
+    arrived: tuple[list[int], list[int]],
+    i: int,
+    j: int,
+) -> bool:
+    left, right = times[0][i], times[1][j]
+    if left is None or right is None:
+        return False
+    windows, slide = spec.window.windows, spec.window.slide
+    step = None if slide is None else _length(slide)
+    if not (_inside(windows[0], left, right, step) or _inside(windows[1], right, left, step)):
+        return False
+    marks = watermarks[0][i], watermarks[1][j]
+    is_late = [mark is not None and time < mark for time, mark in zip((left, right), marks, strict=True)]
+    if spec.window.late != "keep":
+        return not any(is_late)
+    later = 1 if arrived[0][i] < arrived[1][j] else 0
+    mark = marks[later]
+    if not is_late[later] or mark is None:
+        return True
+    # A late row meets what has not expired by then: what rows that are in time, the oldest of them too, may meet.
+    earlier_time = right if later == 0 else left
+    return earlier_time >= min(mark, _start(windows[1 - later], mark, step))
+
+
+def _inside(window: Window, time: int, at: int, step: int | None) -> bool:
+    """Whether a row of this time is in its window at the time of the other row."""
+    if time > at or time < _start(window, at, step):
+        return False
+    return not isinstance(window, Age) or at - time >= _length(window.least)
+
+
+def _start(window: Window, at: int, step: int | None) -> int:
+    """Where the window begins at a time."""
+    if isinstance(window, Landmark):
+        if window.every is None:
+            assert isinstance(window.since, int), "the cases give numbers"
+            return window.since
+        every = _length(window.every)
+        return at // every * every
+    assert not isinstance(window, Rows)
+    span = _length(window.most if isinstance(window, Age) else window)
+    return (at if step is None else at // step * step) - span
+
+
+def _watermarks(times: list[int | None], lateness: int) -> list[int | None]:
+    """For each row, the time from which on it is not late: the newest before it, less the lateness."""
+    marks: list[int | None] = []
+    newest: int | None = None
+    for time in times:
+        marks.append(None if newest is None else newest - lateness)
+        if time is not None and (newest is None or time > newest):
+            newest = time
+    return marks
+
+
+def _times(left: pa.Table, right: pa.Table, spec: WindowJoinSpec) -> tuple[list[int | None], list[int | None]]:
+    """Nanoseconds, or the integers themselves."""
+    assert spec.window.time is not None
+    columns = left.column(spec.window.time[0]), right.column(spec.window.time[1])
+    return comparable_values(columns[0], columns[1].type), comparable_values(columns[1], columns[0].type)
+
+
+def _length(span: int | timedelta) -> int:
+    if isinstance(span, int):
+        return span
+    return ((span.days * 86_400 + span.seconds) * 10**6 + span.microseconds) * 1000
+
+
+def reference_window_combinations(
+    tables: Sequence[pa.Table], spec: MultiSpec, order: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The row numbers of all combinations within the windows, if rows arrive in this order of inputs.
+
+    >>> from watersmeet.core.many_windows import parse_many_windows
+    >>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
+    >>> windows = parse_many_windows({"r": 3, "s": 1, "u": 5}, "rsu", time="t")
+    >>> spec = MultiSpec.of({name: schema for name in "rsu"}, ["r.k = s.k", "s.k = u.k"], window=windows)
+    >>> r, s, u = (pa.table({"k": [7] * len(times), "t": times}) for times in ([10, 6], [11, 10, 9], [9]))
+    >>> reference_window_combinations([r, s, u], spec, [0, 0, 1, 1, 1, 2])
+    [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 2, 0)]
+    """
+    arrived: list[list[int]] = [[] for _ in tables]
+    for position, number in enumerate(order):
+        arrived[number].append(position)
+    found = reference_combinations(tables, spec)
+    assert spec.window is not None
+    if spec.window.counted:
+        return [rows for rows in found if _all_counted(spec, arrived, rows)]
+    assert spec.window.time is not None
+    columns = [table.column(name) for table, name in zip(tables, spec.window.time, strict=True)]
+    times = [comparable_values(column, columns[0].type) for column in columns]
+    marks = [_marks(each, _length(spec.window.lateness)) for each in times]
+    return [rows for rows in found if _timed(spec, times, marks, arrived, rows)]
+
+
+def _all_counted(spec: MultiSpec, arrived: list[list[int]], rows: tuple[int, ...]) -> bool:
+    """Whether each row was among the last so many of its input when the last of them came."""
+    assert spec.window is not None
+    last = max(arrived[number][row] for number, row in enumerate(rows))
+    for number, row in enumerate(rows):
+        window = spec.window.windows[number]
+        assert isinstance(window, Rows)
+        since = sum(arrived[number][row] <= position < last for position in arrived[number])
+        if since > window.count:
+            return False
+    return True
+
+
+def _timed(
+    spec: MultiSpec,
+    times: list[list[int | None]],
+    marks: list[list[int | None]],
+    arrived: list[list[int]],
+    rows: tuple[int, ...],
+) -> bool:
+    assert spec.window is not None
+    told = [times[number][row] for number, row in enumerate(rows)]
+    moments = [time for time in told if time is not None]
+    if len(moments) < len(rows):
+        return False
+    lengths = [_length(window) for window in spec.window.windows if not isinstance(window, Rows)]
+    newest = max(moments)
+    if any(moment < newest - length for moment, length in zip(moments, lengths, strict=True)):
+        return False
+    bounds = [marks[number][row] for number, row in enumerate(rows)]
+    late = [mark is not None and moment < mark for moment, mark in zip(moments, bounds, strict=True)]
+    if spec.window.late != "keep":
+        return not any(late)
+    last = max(range(len(rows)), key=lambda number: arrived[number][rows[number]])
+    mark = bounds[last]
+    if not late[last] or mark is None:
+        return True
+    # A late row meets what has not expired by then: what rows of its input that are in time may meet.
+    return all(moments[i] >= mark - lengths[i] for i in range(len(rows)) if i != last)
+
+
+def _marks(times: list[int | None], lateness: int) -> list[int | None]:
+    """For each row, the time from which on it is not late: the newest before it, less the lateness."""
+    marks: list[int | None] = []
+    newest: int | None = None
+    for time in times:
+        marks.append(None if newest is None else newest - lateness)
+        if time is not None and (newest is None or time > newest):
+            newest = time
+    return marks

@@ -1,0 +1,5 @@
+"""``python -m watersmeet.cli``: the same as ``watersmeet``."""
+
+from watersmeet.cli.main import main
+
+main()

@@ -1,0 +1,450 @@
+"""The command line: `watersmeet join` and its kin, `demo`, `reproduce`, `bench`.
+
+A sub-command is one `add_…_parser` function, which says its arguments, and the module whose `main(args)` does the work;
+that module is imported only once the arguments are understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from watersmeet.api.result import Result
+    from watersmeet.cli.on_spark import SparkFileJoin
+    from watersmeet.core.spec import Band
+    from watersmeet.drivers.progress import Progress
+
+USAGE_ERROR = 2
+FAILURE = 1
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end: not an error, so nothing but the command line catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+        self.exit_code = 128 + number
+
+
+AGAIN = 0.05
+"""Seconds until a stop that Python swallowed is raised again."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where help is."""
+        self.exit(USAGE_ERROR, f"watersmeet: {message}; see '{self.prog} --help'\n")
+
+
+def build_parser() -> Parser:
+    """All sub-commands with their arguments."""
+    parser = Parser(prog="watersmeet", description="Exact, early, memory-bounded joins of streams.")
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for add in (
+        add_join_parser,
+        add_multijoin_parser,
+        add_window_join_parser,
+        add_lookup_parser,
+        add_demo_parser,
+        add_reproduce_parser,
+        add_bench_parser,
+    ):
+        add(commands).add_argument("--debug", action="store_true", help="show stack traces")
+    return parser
+
+
+def add_join_parser(commands: Any) -> Parser:
+    """`watersmeet join`."""
+    parser: Parser = commands.add_parser(
+        "join",
+        help="join two files",
+        description="Join two files (Parquet, CSV, NDJSON, Arrow IPC; globs in quotes) within a given memory.",
+    )
+    _add_inputs(parser)
+    parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="in this process, or on local Spark (default %(default)s)",
+    )
+    parser.set_defaults(run=run_join)
+    return parser
+
+
+def add_multijoin_parser(commands: Any) -> Parser:
+    """`watersmeet multijoin`."""
+    from watersmeet.cli.multijoin import add_arguments
+
+    parser: Parser = commands.add_parser(
+        "multijoin",
+        help="join several files",
+        description="Join two and more files in one operator, on any graph of conditions, within a given memory.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run_multijoin)
+    return parser
+
+
+def add_window_join_parser(commands: Any) -> Parser:
+    """`watersmeet window-join`."""
+    parser: Parser = commands.add_parser(
+        "window-join",
+        help="join two files by windows of time",
+        description="Join rows of two files whose times lie close together, as if they were streams without an end.",
+    )
+    _add_inputs(parser)
+    parser.add_argument("--time", required=True, metavar="COLUMN", help="column that tells the time, or LEFT=RIGHT")
+    parser.add_argument(
+        "--window",
+        required=True,
+        action="append",
+        metavar="SPAN",
+        help="how long rows are met, such as 10min; a second one is for the right input",
+    )
+    parser.add_argument("--slide", metavar="SPAN", help="windows move by so much at once")
+    parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
+    parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.set_defaults(run=run_window_join)
+    return parser
+
+
+def _add_inputs(parser: Parser) -> None:
+    """What joins of two files take."""
+    parser.add_argument("left", metavar="LEFT", help="path or glob of the left input")
+    parser.add_argument("right", metavar="RIGHT", help="path or glob of the right input")
+    parser.add_argument(
+        "--on", action="append", default=[], metavar="COLUMN", help="column, or LEFT=RIGHT; repeat for more than one"
+    )
+    parser.add_argument(
+        "--band",
+        metavar="COLUMN:WIDTH",
+        help="column, or LEFT=RIGHT, whose values differ by a number (price:0.05) or a time (ts:90s) at most",
+    )
+    parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="which join (default %(default)s)")
+    parser.add_argument(
+        "--suffixes", nargs=2, default=("", "_right"), metavar=("LEFT", "RIGHT"), help="for columns both inputs have"
+    )
+    parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
+
+
+def add_lookup_parser(commands: Any) -> Parser:
+    """`watersmeet lookup-join`."""
+    from watersmeet.cli.lookup_join import add_arguments
+
+    parser: Parser = commands.add_parser(
+        "lookup-join",
+        help="enrich a file from a relation, or from several",
+        description="Join a file with relations on disk (made by wm.Relation.build), or with other files, in one pass.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run_lookup)
+    return parser
+
+
+def add_demo_parser(commands: Any) -> Parser:
+    """`watersmeet demo`."""
+    parser: Parser = commands.add_parser("demo", help="watch two slow, stalling sources being joined in little memory")
+    parser.add_argument(
+        "--engine",
+        choices=("spark", "local"),
+        default="spark",
+        help="on local Spark, or in this process (default %(default)s)",
+    )
+    parser.add_argument("--out", metavar="DIR", help="where to put the picture and the results (default demo-output)")
+    parser.add_argument("--rows", type=int, metavar="N", help="orders; there are 0.8 times as many shipments")
+    parser.add_argument("--memory", metavar="SIZE", help="memory to work in (default 2MiB; on Spark 1MiB a task)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the generated rows (default %(default)s)")
+    parser.set_defaults(run=_in_module("watersmeet.demo"))
+    return parser
+
+
+def add_reproduce_parser(commands: Any) -> Parser:
+    """`watersmeet reproduce`."""
+    from watersmeet.cli.reproduce import add_arguments
+
+    parser: Parser = commands.add_parser("reproduce", help="run the papers' experiments, and check what they claim")
+    add_arguments(parser)
+    parser.set_defaults(run=_in_module("watersmeet.cli.reproduce"))
+    return parser
+
+
+def add_bench_parser(commands: Any) -> Parser:
+    """`watersmeet bench`."""
+    from watersmeet.cli.bench import add_arguments
+
+    parser: Parser = commands.add_parser("bench", help="measure speed and memory on this machine")
+    add_arguments(parser)
+    parser.set_defaults(run=_in_module("watersmeet.cli.bench"))
+    return parser
+
+
+def _in_module(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        from watersmeet.core.errors import SpecError
+
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise SpecError(f"{args.command} is not part of this installation") from error
+        return int(module.main(args) or 0)
+
+    return run
+
+
+def run_join(args: argparse.Namespace) -> int:
+    """Join two files into a third, or show the first rows."""
+    import watersmeet as wm
+
+    on = _conditions(args)
+
+    def begin(look: Callable[[Progress], None]) -> Result | SparkFileJoin:
+        if args.engine == "spark":
+            from watersmeet.cli.on_spark import SparkFileJoin
+
+            return SparkFileJoin(args, on, look)
+        return wm.join(
+            args.left,
+            args.right,
+            on=on,
+            how=args.how,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        )
+
+    _run(args, begin)
+    return 0
+
+
+def run_multijoin(args: argparse.Namespace) -> int:
+    """Join several files into another, or show the first rows."""
+    import watersmeet as wm
+    from watersmeet.cli.multijoin import what_to_join
+
+    wanted = what_to_join(args)
+    _run(
+        args,
+        lambda look: wm.multijoin(
+            **wanted, memory=args.memory, algorithm=args.algorithm, spill=args.spill, on_progress=look
+        ),
+    )
+    return 0
+
+
+def run_window_join(args: argparse.Namespace) -> int:
+    """Join two files by windows."""
+    from watersmeet.api.window_join import window_join
+    from watersmeet.core.errors import SpecError
+
+    on = _conditions(args)
+    if len(args.window) > 2:
+        raise SpecError("there are two windows at most, one for each input")
+    _run(
+        args,
+        lambda look: window_join(
+            args.left,
+            args.right,
+            on=on,
+            time=args.time,
+            window=tuple(args.window) if len(args.window) == 2 else args.window[0],
+            slide=args.slide,
+            lateness=args.lateness,
+            late=args.late,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        ),
+    )
+    return 0
+
+
+def _conditions(args: argparse.Namespace) -> list[str | Band]:
+    """What two files are joined on."""
+    from watersmeet.core.errors import SpecError
+
+    on = [*args.on, *([] if args.band is None else [_band(args.band)])]
+    if not on:
+        raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
+    return on
+
+
+def run_lookup(args: argparse.Namespace) -> int:
+    """Enrich a file into another, or show the first rows."""
+    from watersmeet.api.lookup_join import lookup_join
+    from watersmeet.cli.lookup_join import what_to_join
+
+    wanted = what_to_join(args)
+    _run(
+        args,
+        lambda look: lookup_join(
+            args.stream,
+            **wanted,
+            memory=args.memory,
+            algorithm=args.algorithm,
+            suffixes=tuple(args.suffixes),
+            spill=args.spill,
+            on_progress=look,
+        ),
+    )
+    return 0
+
+
+def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]], Result | SparkFileJoin]) -> None:
+    """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen."""
+    from watersmeet.api import sinks
+    from watersmeet.cli.progress import display
+    from watersmeet.cli.table import first_rows, print_table
+
+    if args.output is not None:
+        sinks.check_target(args.output)
+    with display(args.quiet) as show:
+        result = begin(show)
+        with result:
+            if args.output is not None:
+                result.write(args.output)
+            else:
+                head, rows = first_rows(result)
+                show.clear()
+                print_table(result.schema, head, rows)
+        show.finish(result.progress)
+
+
+def _band(text: str) -> Band:
+    from watersmeet.core.bands import parse_width
+    from watersmeet.core.errors import SpecError
+    from watersmeet.core.spec import band
+
+    column, colon, width = text.rpartition(":")
+    if not colon:
+        raise SpecError(f"--band {text!r} is not understood; write COLUMN:WIDTH, such as price:0.05 or ts:90s")
+    return band(column, parse_width(width))
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP unwind the stack once, so that everything is cleaned up; later ones are too late."""
+    numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    alarm = getattr(signal, "SIGALRM", None)
+    complain = sys.unraisablehook
+
+    def stop(number: int, frame: FrameType | None = None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    def insist(swallowed: sys.UnraisableHookArgs) -> None:
+        """Python swallows what is raised while an object is being destroyed or called back by a library."""
+        stopped = swallowed.exc_value
+        if not isinstance(stopped, Stopped):
+            complain(swallowed)
+            return
+        if alarm is not None:
+            before.setdefault(alarm, signal.signal(alarm, lambda _number, _frame: stop(stopped.number)))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:  # pragma: no cover - Windows: whoever asks again is heard
+            signal.signal(stopped.number, stop)
+
+    before: dict[signal.Signals, Any] = {}
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # started with nohup, or in the background
+            before[number] = signal.signal(number, stop)
+    sys.unraisablehook = insist
+    try:
+        yield
+    finally:
+        sys.unraisablehook = complain
+        if alarm in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Understand and carry out a command line; returns the exit code and never raises."""
+    debug = False
+    try:
+        with _signals():
+            parser = build_parser()
+            args = parser.parse_args(argv)
+            if args.version:
+                import watersmeet as wm
+
+                print(f"watersmeet {wm.__version__}")
+                return 0
+            if args.command is None:
+                parser.error("a command is missing")
+            debug = args.debug
+            return int(args.run(args))
+    except Stopped as stopped:
+        _say("stopped")
+        return stopped.exit_code
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else FAILURE
+    except BrokenPipeError:
+        # Whoever read our output has had enough. Without this, Python complains once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        if debug:
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """One sentence about an error; the exit code that goes with it."""
+    from watersmeet.core.errors import BudgetError, SourceError, SpecError, WatersmeetError
+
+    if isinstance(error, WatersmeetError):
+        _say(str(error))
+        return USAGE_ERROR if isinstance(error, SpecError | SourceError | BudgetError) else FAILURE
+    if isinstance(error, MemoryError):
+        _say("the machine has no memory left; allow the join less with --memory, or free some")
+    elif isinstance(error, OSError) and error.strerror:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    else:
+        _say(f"unexpected {type(error).__name__}: {error}; run again with --debug to see where")
+    return FAILURE
+
+
+def _say(text: str) -> None:
+    print("watersmeet:", " ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def main() -> NoReturn:
+    """The entry point of the installed command."""
+    code = run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        os._exit(FAILURE)
+    if any(thread.daemon and thread.name.startswith("watersmeet-read-") for thread in threading.enumerate()):
+        os._exit(code)  # a reader is stuck in a source (a pipe nobody writes to): an orderly exit might wait for it
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

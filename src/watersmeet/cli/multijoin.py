@@ -1,0 +1,124 @@
+"""`watersmeet multijoin`: what its words mean for `wm.multijoin`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from watersmeet.cli.lookup_join import paths_by_name
+from watersmeet.core.errors import SpecError
+
+if TYPE_CHECKING:  # what imports Arrow waits until there is something to join
+    from watersmeet.core.spec import Band
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the sub-command."""
+    parser.add_argument(
+        "inputs", metavar="NAME=PATH", nargs="+", help="paths or globs of the inputs; without NAME, that of the file"
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="such as 'orders.id = items.order_id'; repeat until all inputs hold together",
+    )
+    parser.add_argument(
+        "--band",
+        action="append",
+        default=[],
+        metavar="CONDITION:WIDTH",
+        help="such as 'trades.at = quotes.at:90s': values that differ by so much at most; needs --algorithm miner",
+    )
+    parser.add_argument(
+        "--window",
+        action="append",
+        default=[],
+        metavar="SPAN",
+        help="rows meet within 10min, or among the last '1000 rows', of each input; NAME:SPAN is for one of them",
+    )
+    parser.add_argument(
+        "--time",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="column that tells the time, or NAME:COLUMN for one input",
+    )
+    parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
+    parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
+    parser.add_argument(
+        "--algorithm", default="auto", metavar="NAME", help="mjoin, tree or miner (default %(default)s)"
+    )
+    parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
+
+
+def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
+    """The inputs by name, and what is asked of them, as `wm.multijoin` takes it.
+
+    >>> words = argparse.Namespace(
+    ...     inputs=["a.csv", "b=other.csv"], on=["a.id = b.id"], band=["a.at = b.at:90s"],
+    ...     window=["10min", "b:5 rows"], time=[], lateness=None, late="keep",
+    ... )
+    >>> found = what_to_join(words)
+    >>> found["inputs"], found["window"]
+    ({'a': 'a.csv', 'b': 'other.csv'}, {'a': '10min', 'b': Rows(count=5)})
+    """
+    inputs = paths_by_name(args.inputs, "inputs")
+    on = [*args.on, *map(_band, args.band)]
+    if not on:
+        first, second = (*inputs, "other")[:2]
+        raise SpecError(f"the join needs conditions, such as --on '{first}.id = {second}.id'")
+    return {
+        "inputs": inputs,
+        "on": on,
+        "window": _of_all_or_each("--window", args.window, inputs, _window),
+        "time": _of_all_or_each("--time", args.time, inputs, str),
+        "lateness": args.lateness,
+        "late": args.late,
+    }
+
+
+def _band(text: str) -> Band:
+    from watersmeet.core.bands import parse_width
+    from watersmeet.core.spec import band
+
+    condition, colon, width = text.rpartition(":")
+    ends = [end.strip() for end in condition.split("=")]
+    if not colon or len(ends) != 2:
+        raise SpecError(f"--band {text!r} is not understood; write 'INPUT.COLUMN = OTHER.COLUMN:WIDTH'")
+    return band(f"{ends[0]} = {ends[1]}", parse_width(width))
+
+
+def _window(text: str) -> object:
+    from watersmeet.core.windows import rows
+
+    number, _, word = text.strip().partition(" ")
+    if word.strip() in ("row", "rows") and number.isdigit():
+        return rows(int(number))
+    return text
+
+
+def _of_all_or_each(
+    option: str, texts: Sequence[str], inputs: Mapping[str, str], read: Callable[[str], object]
+) -> object:
+    """What is said of all inputs, or, where something is said of one, by input; None if nothing is."""
+    common: object = None
+    own: dict[str, object] = {}
+    for text in texts:
+        name, colon, rest = text.partition(":")
+        if colon and name in inputs:
+            own[name] = read(rest)
+        elif common is not None:
+            raise SpecError(f"{option} {text}: say for which input, such as {option} {next(iter(inputs))}:{text}")
+        else:
+            common = read(text)
+    if not own:
+        return common
+    if common is not None:
+        own = {name: own.get(name, common) for name in inputs}
+    return own

@@ -1,0 +1,120 @@
+"""How long rows waited for their answer: a histogram in constant memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watersmeet.core.arrays import Float64, Int64
+
+_STEPS = 8
+_BUCKETS = 64 * _STEPS
+_MOST_MARKS = 4096
+
+
+class Delays:
+    """Counts of delays, in buckets that grow by a twelfth; quantiles are right to that.
+
+    >>> delays = Delays()
+    >>> delays.add(np.array([1000, 2000, 500_000]))
+    >>> delays.count, 0.0018 < delays.quantile(0.5) < 0.0022, round(delays.mean, 4)
+    (3, True, 0.1677)
+    """
+
+    nbytes = 8 * _BUCKETS
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BUCKETS, np.int64)
+        self._total = 0
+
+    @property
+    def count(self) -> int:
+        """Rows so far."""
+        return int(self._counts.sum())
+
+    @property
+    def mean(self) -> float:
+        """Seconds."""
+        count = self.count
+        return self._total / count / 1e6 if count else 0.0
+
+    def add(self, microseconds: NDArray[np.int64]) -> None:
+        """So long some rows have waited."""
+        if len(microseconds) and microseconds.min() == microseconds.max():  # those that came together
+            self.add_same(microseconds[0] / 1e6, len(microseconds))
+            return
+        waited = np.maximum(microseconds, 0)
+        buckets = np.minimum((_STEPS * np.log2(waited + 1.0)).astype(np.int64), _BUCKETS - 1)
+        self._counts += np.bincount(buckets, minlength=_BUCKETS)
+        self._total += int(waited.sum())
+
+    def add_same(self, seconds: float, count: int) -> None:
+        """So many rows have all waited equally long."""
+        waited = max(0, round(seconds * 1e6))
+        self._counts[min(int(_STEPS * np.log2(waited + 1.0)), _BUCKETS - 1)] += count
+        self._total += waited * count
+
+    def plus(self, *others: Delays) -> Delays:
+        """These delays and others, counted together."""
+        both = Delays()
+        for each in (self, *others):
+            both._counts += each._counts
+            both._total += each._total
+        return both
+
+    def quantile(self, share: float) -> float:
+        """Seconds that this share of the rows waited at most; 0 if there are none."""
+        count = self.count
+        if not count:
+            return 0.0
+        bucket = int(np.searchsorted(np.cumsum(self._counts), share * count))
+        return float(2.0 ** ((bucket + 0.5) / _STEPS) - 1.0) / 1e6 if bucket else 0.0
+
+    def median_and_p99(self) -> tuple[float, float]:
+        """Seconds that half of the rows waited at most, and 99 in 100."""
+        return self.quantile(0.5), self.quantile(0.99)
+
+    def to_state(self) -> list[list[int]]:
+        """For JSON."""
+        used = np.flatnonzero(self._counts)
+        return [used.tolist(), self._counts[used].tolist(), [self._total]]
+
+    def load(self, state: list[list[int]]) -> None:
+        """From JSON."""
+        self._counts[state[0]] = state[1]
+        self._total = state[2][0]
+
+
+class Marks:
+    """When the rows of which ticks arrived: a few thousand marks, thinned out as they grow too many."""
+
+    def __init__(self) -> None:
+        self._ticks: list[int] = []
+        self._times: list[float] = []
+
+    @property
+    def first(self) -> float | None:
+        """When the oldest rows arrived that somebody may ask for; None if there are none."""
+        return self._times[0] if self._times else None
+
+    def add(self, tick: int, now: float) -> None:
+        """Rows up to this tick have arrived by now."""
+        self._ticks.append(tick)
+        self._times.append(now)
+        if len(self._ticks) > _MOST_MARKS:
+            self._ticks, self._times = self._ticks[::2], self._times[::2]
+
+    def forget(self, tick: int) -> None:
+        """Nobody will ask for rows up to a tick again."""
+        place = max(0, bisect_left(self._ticks, tick) - 1)
+        del self._ticks[:place], self._times[:place]
+
+    def times(self, ticks: Int64) -> Float64 | None:
+        """When rows arrived; None if that is not known."""
+        if not self._ticks:
+            return None
+        places = np.searchsorted(self._ticks, ticks, side="left")
+        found: Float64 = np.asarray(self._times)[np.minimum(places, len(self._times) - 1)]
+        return found

@@ -1,0 +1,206 @@
+"""What joins of several finite streams share beyond the frame: combinations, and the disk's part of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import pyarrow as pa
+
+from watersmeet.core.arrays import Int64
+from watersmeet.core.errors import SpecError
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Snapshot
+from watersmeet.engine.multi_arrival import Arrival, DrivenTask
+from watersmeet.engine.multi_sizing import ManySizing
+from watersmeet.engine.shell import JoinFrame
+from watersmeet.engine.sizing import Grain
+from watersmeet.engine.snapshot import Saver, check_snapshot
+from watersmeet.matching.found_combinations import CombinationBuffer, InputRows, ManyTable
+from watersmeet.policies.probing import ProbingOrder
+from watersmeet.records.attributes import AttributeCodec
+from watersmeet.records.plan import RowPlan
+from watersmeet.runs.multi_catalogue import ManyRuns
+from watersmeet.spill.store import Store
+from watersmeet.tables.hash_table import row_bytes
+from watersmeet.tables.multi_hash_table import ManySide
+
+
+class MultiwayJoin(JoinFrame[DrivenTask]):
+    """The frame of an operator for several finite streams."""
+
+    spec: MultiSpec
+    sizing: ManySizing
+    codec: AttributeCodec
+    plans: tuple[RowPlan, ...]
+    tables: tuple[ManyTable, ...]
+
+    def __init__(
+        self,
+        spec: MultiSpec,
+        memory: int,
+        store: Store,
+        *,
+        order: ProbingOrder | None = None,
+        grain: Grain | None = None,
+    ) -> None:
+        self.spec = spec
+        self._grain = grain or Grain()
+        self.order = order or ProbingOrder(spec)
+        self.codec = self._make_codec(spec)
+        self.plans = self._make_plans(spec, self.codec)
+        super().__init__(spec, self._divide(memory), memory, store)
+        numbers = range(len(spec.names))
+        self.catalogue = self.budget.reservation("catalogue of spilled runs")
+        self.catalogue.set_aside(self._grain.records or 0)
+        self.tables = tuple(self._make_table(i) for i in numbers)
+        self.disks = tuple(
+            ManyRuns(store, f"run-{i}", len(spec.attributes[i]), self.catalogue, self.meter) for i in numbers
+        )
+        self.inputs = tuple(InputRows(table, disk) for table, disk in zip(self.tables, self.disks, strict=True))
+        self.found = self.combinations = CombinationBuffer(spec, self.codec, self.plans)
+        self.saver = Saver(self)
+
+    @classmethod
+    def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        return ManySizing.least(cls._row_bytes(spec, cls._make_plans(spec, cls._make_codec(spec))))
+
+    @classmethod
+    def widest_row(cls, spec: MultiSpec, memory: int) -> int:
+        """Bytes that a row may take for certain in so much memory, beyond the usual."""
+        return memory // (16 * len(spec.names))
+
+    # --- what rows are kept in ---
+
+    @classmethod
+    def _make_codec(cls, spec: MultiSpec) -> AttributeCodec:
+        if spec.has_bands:
+            raise SpecError(f"{cls.name} joins on equal values only; for a band choose algorithm='miner'")
+        return AttributeCodec(spec)
+
+    @classmethod
+    def _make_plans(cls, spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
+        inexact = {
+            edge.input(side)
+            for edge, exact in zip(spec.edges, codec.exact, strict=True)
+            if not exact
+            for side in (0, 1)
+        }
+        return tuple(cls._make_plan(spec, number, number not in inexact) for number in range(len(spec.names)))
+
+    @classmethod
+    def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
+        if spec.window is not None:
+            raise SpecError(f"{cls.__name__} knows no windows; build the join with planner.build_multiway")
+        return RowPlan(spec, number, exact_hash)
+
+    @classmethod
+    def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
+        return [row_bytes(plan.types, len(attributes)) for plan, attributes in zip(plans, spec.attributes, strict=True)]
+
+    def _divide(self, memory: int) -> ManySizing:
+        row_bytes = self._row_bytes(self.spec, self.plans)
+        return ManySizing.divide(memory, row_bytes, f"the {self.name} join", self._grain)
+
+    def _make_table(self, number: int) -> ManyTable:
+        attributes = len(self.spec.attributes[number])
+        return ManySide(
+            self.plans[number].types, attributes, self.budget, self.sizing.layout, self.spec.names[number]
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of all rows; the store belongs to whoever made it."""
+        super().close()
+        for disk in self.disks:
+            disk.close()
+        self.inputs = ()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for number, table in enumerate(self.tables):
+            self.disks[number].check()
+            for part in range(self.sizing.layout.partitions):
+                assert (table.ticks(table.rows_of(part)) > self.gone[number][part]).all()
+
+    # --- work ---
+
+    def _work(self, fuel: int) -> int:
+        """One stretch of work with an empty buffer; returns the fuel used, 0 if there is nothing to do."""
+        if self._task is not None and self._task.done:
+            self._task.finish()
+            self._task = None
+        if self._task is None:
+            self._task = self._next_task()
+        elif not isinstance(self._task, Arrival) and self._arrivals_wait:
+            self._give_way(self._task)
+            if self.combinations.waiting:
+                return 1
+            if self._task is None:
+                self._task = self._next_task()
+        return self._task.work(fuel) if self._task is not None else 0
+
+    def _hand_out(self) -> tuple[pa.RecordBatch | None, int, int]:
+        return self.combinations.take(self.inputs, self.sizing.output_bytes)
+
+    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return Arrival(self, number, batch, numbers)
+
+    def must_keep(self, number: int) -> bool:
+        """Whether a row that arrives on this input can still find partners later."""
+        others = [i for i in range(len(self.inputs)) if i != number]
+        return any(not self.exhausted(i) or self.disks[i].rows for i in others)
+
+    def secure(self, claim: Callable[[], bool]) -> bool:
+        """Make room until a claim succeeds; False if it does not with nothing left in memory."""
+        return self._secure_by(self._make_room, claim)
+
+    def note_results(self, ids: Int64) -> None:
+        """These results were found by rows that arrive."""
+
+    # --- what the operators differ in ---
+
+    @abstractmethod
+    def _make_room(self) -> bool:
+        """Move something out of memory; False if nothing is left to move."""
+
+    @abstractmethod
+    def _give_way(self, task: DrivenTask) -> None:
+        """Rows have arrived: end the reactive task, or let it end at the next boundary."""
+
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now; writes the rows that arrived since the last one."""
+        segments = [name for disk in self.disks for name in disk.segments]
+        return self.saver.save(segments, {"runs": [disk.to_state() for disk in self.disks], **self._own_state()})
+
+    @classmethod
+    def restore(cls, spec: MultiSpec, snapshot: Snapshot, memory: int, store: Store, **options: Any) -> Self:
+        """An operator that goes on where the snapshot was taken."""
+        check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
+        # With more memory there would be other partitions than the rows were spilled by: go on with as much as before.
+        join = cls(spec, snapshot.state["memory"], store, **options)
+        join._load(snapshot)
+        return join
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """The state that only this operator has."""
+
+    def frame_state(self) -> dict[str, Any]:
+        """The frame's own state."""
+        return {**super().frame_state(), "order": self.order.to_state()}
+
+    def _load_all(self, snapshot: Snapshot) -> None:
+        self.order.load(snapshot.state["order"])
+        for disk, runs in zip(self.disks, snapshot.state["runs"], strict=True):
+            disk.load(runs)
+        super()._load_all(snapshot)
+
+    def _load_rows(self, snapshot: Snapshot) -> None:
+        super()._load_rows(snapshot)
+        for table in self.tables:
+            table.sort_indexes()

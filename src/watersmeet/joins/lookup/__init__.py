@@ -1,0 +1,1 @@
+"""Joins of a stream with a relation on disk: one paper, one file."""

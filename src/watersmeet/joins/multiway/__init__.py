@@ -1,0 +1,1 @@
+"""Joins of several inputs in one operator: one paper, one file."""

@@ -1,0 +1,1 @@
+"""Joins of two finite streams, and of inputs that promise something: one paper, one file."""

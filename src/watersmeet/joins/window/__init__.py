@@ -1,0 +1,1 @@
+"""Joins of endless streams by windows: one paper, one file."""

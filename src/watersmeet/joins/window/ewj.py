@@ -1,0 +1,187 @@
+"""Windows larger than memory, without partitions: recent rows, the window's tail, and the blocks that are met most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.window.block_copies import Frequent
+from watersmeet.joins.window.scan import Scan
+from watersmeet.joins.window.spilling import SpillingWindowJoin
+from watersmeet.policies.window import tail_blocks
+from watersmeet.runs.window_segments import FOREVER
+from watersmeet.spill.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The thesis' parameters."""
+
+    frequent: float = 0.15
+    """The memory for the frequent segments of both sides."""
+    probe: float = 0.95
+    """Recent rows meet the disk when so much of their memory is fresh (r)."""
+    more_results: int = 100
+    """So many more results than another block must one have to take its place among the frequent ones (delta)."""
+    decay: float = 0.5
+    """Of results, when the frequent segment is brought up to date (alpha)."""
+    access: float = 40.0
+    """What finding a place on disk takes, in block transfers: it decides how large the tail is."""
+    books: float = 0.25
+    """When the entries of segments take so much of the memory, and so much of it can be saved, segments become one."""
+
+
+class EWJ(SpillingWindowJoin):
+    """The exact window join [1]_: half of the memory for each window, in three segments.
+
+    ```
+    arriving ──▶ recent (all arrivals, in order) ──scan, dump──▶ disk ──▶ tail (the oldest blocks, until they expire)
+                                                                   └────▶ frequent (blocks with most results)
+    ```
+
+    - *Recent*: when almost all of a window's recent rows are fresh, the other window's disk is scanned for them, and
+      they may be dumped. They stay in memory until arrivals need it.
+    - *Tail* (the invalidation segment): the oldest blocks on disk are brought back a few at a time, and met in memory
+      until they expire.
+    - *Frequent*: a block that a scan comes by takes the place of the least frequent one if it has `more_results`.
+    - How much memory is for the tail follows from what disk accesses cost (section 3.4.5), for the window as it is.
+
+    Different from the thesis: rows are found by a hash index, not by nested loops; which pairs have met is told by
+    ticks, as in `ah_ewj`; expiry does not need the tail, since the times of blocks on disk are known; dumps wait until
+    memory is needed. There are no premature dumps: what the join has no time for waits in the driver's bounded queues.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End
+    >>> from watersmeet.core.spec import parse_on
+    >>> from watersmeet.core.windows import parse_windows
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> left = pa.record_batch({"id": range(2000), "t": range(2000)})
+    >>> right = pa.record_batch({"id": range(1500), "t": range(500, 2000)})
+    >>> spec = WindowJoinSpec(left.schema, right.schema, parse_on("id"), window=parse_windows(1000, "t"))
+    >>> join = EWJ(spec, 64 * 1024, MemoryStore())
+    >>> rows = 0
+    >>> for event in (Arrive(LEFT, left), End(LEFT), Arrive(RIGHT, right), End(RIGHT)):
+    ...     join.receive(event)
+    >>> while not join.phase == "done":
+    ...     step = join.poll(0.0, fuel=1000)
+    ...     rows += step.out.num_rows if step.out else 0
+    >>> rows, join.events["dumps"] > 0, join.events["tail refilled"] > 0
+    (1500, True, True)
+
+    .. [1] A. Chakraborty. Processing exact results for queries over data streams. PhD thesis, University of Waterloo,
+       2010, chapter 3.
+    """
+
+    name: ClassVar[str] = "ewj"
+    partitioned: ClassVar[bool] = False
+    paths: ClassVar[tuple[str, ...]] = (
+        "dumps", "scans", "evicted blocks", "expired segments", "blocks made frequent", "tail refilled"
+    )  # fmt: skip
+    """Events that a run which spills goes through."""
+
+    def __init__(
+        self,
+        spec: WindowJoinSpec,
+        memory: int,
+        store: Store,
+        *,
+        thresholds: Thresholds | None = None,
+        grain: Grain | None = None,
+    ) -> None:
+        self.thresholds = thresholds or Thresholds()
+        super().__init__(spec, memory, store, grain, frequent=self.thresholds.frequent, books=self.thresholds.books)
+        self.recent = int((memory - self.sizing.buffers) * (1 - self.thresholds.frequent)) // 2
+        """The memory of a window, without its frequent segment."""
+        self.tails = (Frequent(self, 0, 1), Frequent(self, 1, 1))
+        self.copies.append(self.tails)
+        self._since_update = [0, 0]
+
+    def rows_kept(self, side: int, parts: Any) -> None:
+        """Count arrivals."""
+        super().rows_kept(side, parts)
+        self._since_update[side] += len(parts)
+
+    def probe_due(self, side: int) -> bool:
+        """When almost all of a window's recent rows are fresh."""
+        table = self.tables[side]
+        recent = self.recent - self.tails[side].capacity * table.block_bytes
+        return self.fresh_rows[side] * table.row_bytes >= self.thresholds.probe * recent
+
+    def _in_turn(self) -> tuple[int, int]:
+        """The window that arrivals go to gives up memory, unless the other one has more than its half."""
+        sizes = [table.rows * table.row_bytes for table in self.tables]
+        other = 1 - self._arriving
+        first = other if sizes[other] > self.recent >= sizes[self._arriving] else self._arriving
+        return first, 1 - first
+
+    def victim(self) -> tuple[int, int] | None:
+        """The oldest block, if it is on disk."""
+        for side in self._in_turn():
+            queue = self.tables[side].queues[0]
+            if queue and self.tables[side].disk[queue[0]] >= 0:
+                return side, 0
+        return None
+
+    def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
+        """All blocks that have met the disk."""
+        for side in self._in_turn():
+            stale = self.tables[side].by_age(self.stale(side))
+            if len(stale):
+                return side, [(0, block) for block in stale[: self.blocks_of_a_dump].tolist()]
+        return 0, []
+
+    def worth_keeping(self, side: int, results: int) -> bool:
+        """So many more results than the least frequent block has."""
+        least = self.frequent[side].least()
+        return results > 0 if least < 0 else results > least + self.thresholds.more_results
+
+    def scan_begins(self, side: int) -> bool:
+        """The frequent segment is brought up to date when so many rows have come as a window's memory holds."""
+        if self._since_update[side] * self.tables[side].row_bytes < self.recent:
+            return False
+        self._since_update[side] = 0
+        for results in (self.tables[1 - side].results, *(piece.results for piece in self.disks[1 - side].pieces)):
+            results[:] = (results * self.thresholds.decay).astype(results.dtype)
+        self.frequent[1 - side].decay(self.thresholds.decay)
+        return True
+
+    def scan_ended(self, scan: Scan) -> None:
+        """The scanned disk has just been read: a good time to bring its oldest blocks back."""
+        super().scan_ended(scan)
+        self._refill(1 - scan.side)
+
+    def _refill(self, side: int) -> None:
+        tail, table, disk = self.tails[side], self.tables[side], self.disks[side]
+        blocks = sum(int((piece.left < FOREVER).sum()) for piece in disk.pieces)
+        together = max(1, self.sizing.page_bytes // table.block_bytes)
+        memory = max(4, self.recent // table.block_bytes)
+        tail.capacity = tail_blocks(memory, blocks, together, self.thresholds.probe, self.thresholds.access)
+        while len(tail) > tail.capacity:
+            tail.drop(int(tail.blocks()[0]))
+        copied = self.copied(side)
+        for piece in disk.pieces:
+            for place in range(len(piece.left)):
+                if len(tail) >= tail.capacity:
+                    return
+                if (
+                    piece.left[place] < FOREVER
+                    and piece.number + place not in copied
+                    and self._lives(side, piece, place)
+                ):
+                    pages = list(disk.pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
+                    if not tail.try_add(piece.number + place, int(piece.parts[place]), 0, pages):
+                        return
+                    self.events["tail refilled"] += 1
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        segments, state = super()._own_state()
+        state["updates"], state["tails"] = list(self._since_update), [tail.capacity for tail in self.tails]
+        return segments, state
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        for tail, capacity in zip(self.tails, state["tails"], strict=True):
+            tail.capacity = capacity
+        super()._load_own(state)
+        self._since_update = list(state["updates"])

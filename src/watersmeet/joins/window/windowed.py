@@ -1,0 +1,317 @@
+"""What window joins of two endless streams share: times, arrivals in the order in which they came, and expiry.
+
+```
+receive ──▶ intake ──▶ arrival: time and floor, keep the row, look it up among the other side's ──▶ pairs
+                         │ no room                                             rows in its window
+                         ▼
+                       expired blocks go; then it is the operator's own choice
+```
+
+Whether two rows meet is told by their times (`core.windows`); a row that comes late meets what has not expired. Rows
+are worked off in the order in which they were received, those of both inputs together: "before" has one meaning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.delays import Delays
+from watersmeet.core.errors import BudgetError, LateRowError, SpecError
+from watersmeet.core.protocol import Step
+from watersmeet.core.report import Report, WindowFigures
+from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import FAR, WindowJoinSpec
+from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.shell import Arriving
+from watersmeet.engine.sizing import Grain, Sizing
+from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.matching.lookup import Lookup
+from watersmeet.memory import format_bytes
+from watersmeet.records.intake import Order
+from watersmeet.records.plan import BatchRows, TableRows
+from watersmeet.records.times import FLOOR, NEVER, TIME, Timing, WindowCodec, WindowPlan
+from watersmeet.spill.store import Store
+from watersmeet.tables.hash_table import Probe, row_bytes
+from watersmeet.tables.window_table import WindowProbe, WindowTable
+
+ALWAYS = 4 * FAR - 1
+"""Later than any time."""
+
+
+class WindowLookup(Lookup):
+    """Rows looked up in a table that counts which of its blocks were part of results."""
+
+    def __init__(self, probe: Probe, table: WindowTable, between: Between, join: WindowJoin) -> None:
+        super().__init__(probe, table, between)
+        self._counted = table
+        self._join = join
+        self._began = join.now
+
+    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        used = super().work(pairs, fuel, meter)
+        if pairs.count:
+            self._counted.count_results(pairs.rows[: pairs.count])
+            self._join.delays.add_same(self._join.now - self._began, pairs.count)
+        return used
+
+
+class WindowArrival(Arrival):
+    """A batch on its way into memory, each row with its time and its floor."""
+
+    def __init__(
+        self, join: WindowJoin, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int
+    ) -> None:
+        hashes, valid = join.codec.hash(side, join.plans[side].key_arrays(batch))
+        timed = join.timing.read(side, batch, numbers, newest, others)
+        for fit in (timed.known, None if timed.late is None or join.window.late == "keep" else ~timed.late):
+            valid = fit if valid is None else valid if fit is None else valid & fit
+        moments = [pa.array(timed.times), pa.array(timed.floors)]
+        Arriving.__init__(self, join, side, batch, numbers, [hashes], valid, moments)
+        self.lookup: Lookup | None = None
+        self.timed = timed
+        self._reached = timed.newest if self.positions is None else timed.newest[self.positions]
+        self._others = others
+        self._window_join = self._join = join
+
+    def work(self, fuel: int) -> int:
+        """Go on with the slice at hand, or with the next, if there is room for it."""
+        join = self._window_join
+        if self.lookup is None or self.lookup.done:
+            if self.next == self.rows:
+                return 1
+            count = min(fuel, self.rows - self.next)
+            self.kept = join.must_keep(self.input)
+            count = join.admit(self, count)
+            if count and not self.kept and join.must_keep(self.input):
+                self.kept = True
+                count = join.admit(self, count)
+            if not count:
+                return 1
+            self.take_slice(count)
+        assert self.lookup is not None
+        return self.lookup.work(join.pairs, fuel, join.meter)
+
+    def take_slice(self, count: int) -> None:
+        """Move the next rows into memory, and let their times count."""
+        super().take_slice(count)
+        join = self._window_join
+        join.newest[self.input] = int(self._reached[self.next - 1])
+        join.slice_taken(self.input)
+
+    def finish(self) -> None:
+        """The times of rows that match nothing count, too."""
+        if len(self.timed.newest):
+            self._window_join.newest[self.input] = int(self.timed.newest[-1])
+        self._window_join.arrival_done(self.input)
+
+    def to_state(self) -> dict[str, Any]:
+        """The slice at hand, and what was known before it."""
+        start = self.unfinished().start
+        newest = int(self.timed.newest[start - 1]) if start else self.timed.before
+        return {**super().to_state(), "newest": newest, "others": self._others}
+
+
+class WindowJoin(ProgressiveJoin):
+    """The frame of an operator for two endless streams."""
+
+    joins_ranges: ClassVar[bool] = True
+    spec: WindowJoinSpec
+    plans: tuple[WindowPlan, WindowPlan]
+    tables: tuple[WindowTable, ...]  # type: ignore[assignment]
+
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
+        super().__init__(spec, memory, store, grain)
+        self.window = spec.window
+        self.timing = Timing(spec)
+        nothing = -1 if spec.counted else NEVER
+        self.newest = [nothing, nothing]
+        """Each input's newest time (or last row's number) so far."""
+        self.late = [0, 0]
+        """How many rows of each input came too late."""
+        self.events: Counter[str] = Counter()
+        """What happened how often: dumps, scans, expired blocks and the like."""
+        self._order = Order()
+        self.now = 0.0
+        """The time of the poll at hand."""
+        self.delayed = 0
+        """Rows that met the last of what they had to meet later than the length of their own window after they came;
+        0 if that length is not known in seconds."""
+        self.delays = Delays()
+        """Of each result, the seconds from the first poll after its later row came until it was found."""
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self.now = now
+        return super().poll(now, fuel)
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return sum(table.rows for table in self.tables)
+
+    def report(self) -> Report:
+        delays = self.delays.median_and_p99()
+        return Report(window=WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed))
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        codec = WindowCodec(spec)
+        return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) for side in (0, 1)])
+
+    @classmethod
+    def refuse_unfit(cls, spec: JoinSpec) -> None:
+        """An error if the spec has no windows."""
+        if not isinstance(spec, WindowJoinSpec):
+            raise SpecError(f"{cls.name} joins endless inputs by windows; use wm.window_join, or another algorithm")
+
+    def _make_codec(self) -> WindowCodec:
+        return WindowCodec(self.spec)
+
+    def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
+        assert isinstance(self.codec, WindowCodec)
+        return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
+
+    def _make_table(self, side: int) -> WindowTable:
+        return WindowTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    def arrival_lookup(
+        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
+    ) -> Lookup:
+        """The look-up of rows that arrived on one side in the memory of the other."""
+        return self.lookup_in(self.tables[1 - side], side, hashes, parts, columns, source)
+
+    def lookup_in(
+        self,
+        table: WindowTable,
+        side: int,
+        hashes: Int64,
+        parts: Int32,
+        columns: list[pa.Array],
+        source: TableRows | BatchRows,
+    ) -> WindowLookup:
+        """The look-up of rows that arrived on one side in a table of the other."""
+        times = columns[TIME].to_numpy()
+        behind, ahead = self.timing.least_ages(side)
+        probe = WindowProbe(
+            hashes, parts, times=times, lows=columns[FLOOR].to_numpy(), highs=self.timing.meets(side, times),
+            least_behind=behind, least_ahead=ahead,
+        )  # fmt: skip
+        return WindowLookup(probe, table, Between(side, source, table), self)
+
+    # --- arrivals, in their order ---
+
+    def _receive_batch(self, side: int, batch: pa.RecordBatch) -> None:
+        super()._receive_batch(side, batch)
+        self._order.add(side, batch.num_rows)
+
+    def _next_arrival(self) -> Task | None:
+        for side, intake in enumerate(self._intakes):
+            if not intake.rows:
+                self._close_if_ended(side)
+        return self._arrival(*self._order.next(self._intakes)) if self._order else None
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
+        others = self._intakes[1 - side].numbered
+        arrival = WindowArrival(self, side, batch, numbers, self.newest[side], others)
+        late = arrival.timed.late
+        if late is not None:
+            if self.window.late == "error":
+                row = int(numbers[np.flatnonzero(late)[0]])
+                raise LateRowError(
+                    f"row {row:,} of {self.spec.names[side]} comes later than lateness={self.window.lateness!r} "
+                    f"allows; allow more, or say late='keep' or late='drop'"
+                )
+            self.late[side] += int(late.sum())
+        return arrival
+
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
+        return WindowArrival(self, state["input"], batch, numbers, state["newest"], state["others"])
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for the next rows of an arrival; returns for how many, 0 if other work must come first."""
+        while count and not self._has_room_for(arrival, count):
+            count //= 2
+        if not count and not self._must_wait():
+            raise BudgetError(self._why_no_room(arrival))
+        return count
+
+    def _why_no_room(self, arrival: Arrival) -> str:
+        size = sum(column.nbytes for column in arrival.piece(1)[2])
+        return (
+            f"a row of {self.spec.names[arrival.input]} takes {format_bytes(size)}, for which "
+            f"{format_bytes(self.budget.total)} of memory are too little; allow more memory"
+        )
+
+    def _must_wait(self) -> bool:
+        """Whether work that comes before the arrival at hand may make room; then it was begun."""
+        return False
+
+    def slice_taken(self, side: int) -> None:
+        """Rows of an input were taken into memory, and are about to be looked up."""
+
+    def arrival_done(self, side: int) -> None:
+        """A batch has been worked off: what has expired goes."""
+        self.expire()
+
+    # --- expiry ---
+
+    def advance(self, newest: Sequence[int]) -> None:
+        """Learn, between two batches, that the inputs have reached these times in rows that came to other operators."""
+        assert not self._arrivals_wait, "rows that have come before are judged by what was known then"
+        self.newest = [max(pair) for pair in zip(self.newest, newest, strict=True)]
+        self.expire()
+
+    def expired_before(self, side: int) -> int:
+        """Rows of an input that are older than this meet nothing that is still to come."""
+        if self._closed[1 - side]:
+            return ALWAYS
+        return self.timing.expired_before(side, self.newest[1 - side], self.newest[side] + 1)
+
+    def expire(self) -> bool:
+        """Let go of blocks whose rows have all expired; False if there are none."""
+        some = False
+        for side, table in enumerate(self.tables):
+            bound = self.expired_before(side)
+            for part in table.expired(bound).tolist():
+                queue = table.queues[part]
+                while queue and table.latest[queue[0]] < bound and self._may_drop(side, part, queue[0]):
+                    self.drop_oldest(side, part)
+                    self.events["expired blocks"] += 1
+                    some = True
+        return some
+
+    def _may_drop(self, side: int, part: int, block: int) -> bool:
+        """Whether a block's rows have nothing left to look up."""
+        return True
+
+    def drop_oldest(self, side: int, part: int) -> None:
+        """Drop a partition's oldest block from memory."""
+        table = self.tables[side]
+        self.gone[side][part] = table.last_tick[table.queues[part][0]]
+        table.drop_oldest(part)
+
+    # --- snapshots ---
+
+    def frame_state(self) -> dict[str, Any]:
+        """The frame's own state."""
+        return {
+            **super().frame_state(),
+            "newest": list(self.newest),
+            "late": list(self.late),
+            "order": self._order.to_state(),
+        }
+
+    def _load_all(self, snapshot: Any) -> None:
+        state = snapshot.state
+        self.newest, self.late = list(state["newest"]), list(state["late"])
+        self._order.load(state["order"])
+        super()._load_all(snapshot)

@@ -1,0 +1,321 @@
+"""MJoin over endless inputs: windows of time or of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Int64
+from watersmeet.core.delays import Delays
+from watersmeet.core.errors import SpecError
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Step
+from watersmeet.core.report import Report, WindowFigures
+from watersmeet.engine.multi_arrival import Arrival, DrivenTask
+from watersmeet.engine.multi_sizing import ManySizing
+from watersmeet.engine.pipeline import Scope
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.matching.multi_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
+from watersmeet.records.intake import Order
+from watersmeet.records.plan import RowPlan
+from watersmeet.spill.store import Store
+from watersmeet.tables.multi_hash_table import ManySide
+
+_SHARE = 8
+"""Expired rows are looked for when so large a part of the rows in memory is new; taking them out costs a pass."""
+_LEAST_NEW = 16
+_PARTITION_BITS = 3
+"""Every partition has an open block, which expired rows stay in: few partitions and small blocks keep few of them."""
+_BLOCKS_OF_A_WINDOW = 8
+_ROWS_OF_A_BLOCK = 128
+"""Where nobody knows how many rows a window will hold."""
+_FEWEST = 64
+"""Blocks are cut to this part of their usual rows at most: each takes a little memory of its own."""
+
+
+class WindowedMJoin(MJoin):
+    """Look each new row up in the windows of all other inputs, in memory and on disk, and forget what expires [1]_.
+
+    ```
+    arriving   row ─▶ its own table; ─▶ windows of the others, the most selective first ─▶ results
+                  every now and then: blocks and runs whose rows have all expired are dropped
+                  memory full: expired rows go first; then partitions go to disk as runs
+    ```
+
+    Which combinations are results is told in `core.many_windows`. Rows are worked off in the order in which they were
+    received, those of all inputs together.
+
+    Endless inputs have no clean-up, and a row must have met all it can meet before it is forgotten. So nothing is put
+    off: rows that arrive are also looked up in the runs on disk, where they lie, and every result is found when its
+    last row comes. No result can come up twice, and no books are kept of who has met. The paper has windows that fit
+    into memory; there nothing is on disk, and this costs nothing.
+
+    An input that has been silent keeps the others' rows alive, where windows measure time: it may still send old rows.
+
+    :param flush: which partitions leave memory, see `MJoin`.
+    :param probing: pins the order of look-ups: for each input's name, the others' names.
+
+    >>> from watersmeet.core.protocol import Arrive
+    >>> from watersmeet.core.many_windows import parse_many_windows
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> schema = pa.schema({"a": pa.int64(), "t": pa.int64()})
+    >>> windows = parse_many_windows({"r": 3, "s": 1, "u": 5}, "rsu", time="t")
+    >>> spec = MultiSpec.of({name: schema for name in "rsu"}, ["r.a = s.a", "s.a = u.a"], window=windows)
+    >>> join = WindowedMJoin(spec, 1 << 20, MemoryStore())
+    >>> for number, times in enumerate([[10, 6], [11], [9]]):
+    ...     join.receive(Arrive(number, pa.record_batch({"a": [7] * len(times), "t": times}, schema)))
+    ...     found = join.poll(0.0, 1000).out
+    >>> found.to_pylist()
+    [{'a': 7, 'r_t': 10, 's_t': 11, 'u_t': 9}]
+
+    .. [1] S. Viglas, J. Naughton, J. Burger: Maximizing the Output Rate of Multi-Way Join Queries over Streaming
+       Information Sources, VLDB 2003, section 3.4.
+    """
+
+    name: ClassVar[str] = "mjoin"
+
+    def __init__(
+        self,
+        spec: MultiSpec,
+        memory: int,
+        store: Store,
+        *,
+        flush: str = "auto",
+        probing: Mapping[str, Sequence[str]] | None = None,
+        grain: Grain | None = None,
+    ) -> None:
+        super().__init__(spec, memory, store, flush=flush, probing=probing, grain=grain)
+        self.window_clock = WindowClock(spec)
+        self.parts: Sequence[Sequence[int]] = [(number,) for number in range(len(spec.names))]
+        """By input, of which of the clock's inputs its rows have moments."""
+        self.events: Counter[str] = Counter()
+        """How many rows expired in memory, and how many runs on disk."""
+        self.delays = Delays()
+        """Of each result, the seconds from the first poll after its last row came until it was found."""
+        self.now = 0.0
+        self._latest: list[list[list[int]]] = [[] for _ in spec.names]
+        """By input and run: moments that none of its rows exceeds, one for each of `parts`."""
+        self._new_rows = 0
+        self._order = Order()
+
+    @classmethod
+    def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
+        if spec.window is None:
+            raise SpecError("a join by windows needs window=...")
+        return MomentPlan(spec, number, exact_hash)
+
+    def _divide(self, memory: int) -> ManySizing:
+        sizing = super()._divide(memory)
+        layout, units = sizing.layout, self.spec.window_units
+        assert self.spec.window is not None and units is not None
+        bits = min(layout.partition_bits, _PARTITION_BITS)
+        rows = _ROWS_OF_A_BLOCK
+        if self.spec.window.counted:
+            rows = max(1, min(units.spans) // (_BLOCKS_OF_A_WINDOW << bits))
+        rows = min(layout.block_rows, max(8, layout.block_rows // _FEWEST, 1 << (rows.bit_length() - 1)))
+        return replace(sizing, layout=replace(layout, partition_bits=bits, block_rows=rows))
+
+    @property
+    def late(self) -> list[int]:
+        """How many rows of each input came too late."""
+        return self.window_clock.late
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return sum(table.rows for table in self.tables) + sum(disk.rows for disk in self.disks)
+
+    def report(self) -> Report:
+        return Report(window=WindowFigures(tuple(self.late), self.window_rows, self.delays.median_and_p99()))
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self.now = now
+        return super().poll(now, fuel)
+
+    # --- arrivals, in their order ---
+
+    def _receive_batch(self, number: int, batch: pa.RecordBatch) -> None:
+        super()._receive_batch(number, batch)
+        self._order.add(number, batch.num_rows)
+
+    def _next_arrival(self) -> Arrival | None:
+        for number, intake in enumerate(self._intakes):
+            self._closed[number] = self._ended[number] and not intake.rows
+        self.window_clock.close(self._closed)
+        if not self._order:
+            return None
+        number, batch, numbers = self._order.next(self._intakes)
+        arrival = WindowedArrival(self, number, batch, numbers, self.window_clock.newest[number])
+        self.window_clock.count_late(number, arrival.moments, numbers)
+        return arrival
+
+    def must_keep(self, number: int) -> bool:
+        """Whether a row that arrives on this input can still find partners later: nobody has to wait for the disk."""
+        return not all(self.exhausted(other) for other in range(len(self.inputs)) if other != number)
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for the next rows of an arrival; returns for how many, at least one."""
+        if self._new_rows >= max(_LEAST_NEW, sum(table.rows for table in self.tables) // _SHARE):
+            self.expire()
+        admitted = super().admit(arrival, count)
+        self._new_rows += admitted
+        return admitted
+
+    # --- expiry and overflow ---
+
+    def expire(self) -> bool:
+        """Let go of blocks and runs whose rows have all expired; False if there are none."""
+        self._new_rows = 0
+        some = False
+        for number in range(len(self.inputs)):
+            bounds = [self.window_clock.expired_before(part, self.parts[number]) for part in self.parts[number]]
+            some |= self._expire_blocks(number, bounds)
+            some |= self._expire_runs(number, bounds)
+        return some
+
+    def _expire_blocks(self, number: int, bounds: Sequence[int]) -> bool:
+        table = self.tables[number]
+        assert isinstance(table, ManySide)
+        counts: dict[int, int] = {}
+        for part in np.flatnonzero(table.part_rows).tolist():
+            for first, count in table.spans(part):
+                rows = np.arange(first, first + count, dtype=np.int32)
+                expired = np.zeros(count, np.bool_)
+                for column, bound in enumerate(bounds):
+                    expired |= table.gather(MOMENT + column, rows).to_numpy(zero_copy_only=False) < bound
+                if not expired.all():
+                    break
+                counts[part] = counts.get(part, 0) + count
+                self.gone[number, part] = int(table.ticks(rows[-1:])[0])
+        table.drop_oldest_of(counts)
+        self.events["expired rows"] += sum(counts.values())
+        return bool(counts)
+
+    def _expire_runs(self, number: int, bounds: Sequence[int]) -> bool:
+        disk, table, latest = self.disks[number], self.tables[number], self._latest[number]
+        expired = [
+            place
+            for place, moments in enumerate(latest)
+            if any(moment < bound for moment, bound in zip(moments, bounds, strict=True))
+        ]
+        for place in reversed(expired):
+            run = disk.runs[place]
+            parts = table.parts_of(run.attribute_hashes(0, np.arange(run.rows, dtype=np.int32)))
+            self._spilled[number] -= np.bincount(parts, minlength=self.sizing.layout.partitions)
+            disk.forget(run)
+            del latest[place]
+            self.saver.discard([run.name])
+            self.events["expired runs"] += 1
+        return bool(expired)
+
+    def _make_room(self) -> bool:
+        if self.expire():
+            return True
+        flushed = super()._make_room()
+        clock = self.window_clock
+        told = [count - 1 for count in clock.rows] if clock.counted else clock.newest
+        for number, disk in enumerate(self.disks):
+            latest = [told[part] for part in self.parts[number]]
+            self._latest[number] += [latest] * (len(disk.runs) - len(self._latest[number]))
+        return flushed
+
+    def _put_runs_together(self) -> None:
+        """Runs expire one by one: together they would be kept for as long as the newest of them."""
+
+    # --- there is nothing to be made up for ---
+
+    def _can_react(self) -> bool:
+        return False
+
+    def _reactive_task(self) -> DrivenTask | None:
+        return None
+
+    def _clean_up_task(self) -> DrivenTask | None:
+        return None
+
+    # --- checks and snapshots ---
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        assert [len(latest) for latest in self._latest] == [len(disk.runs) for disk in self.disks]
+        assert self._order.rows == sum(intake.rows for intake in self._intakes)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            **super()._own_state(),
+            "window": self.window_clock.to_state(),
+            "latest": [[list(run) for run in runs] for runs in self._latest],
+            "received": self._order.to_state(),
+            "new_rows": self._new_rows,
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        super()._load_own(state)
+        self.window_clock.load(state["window"])
+        self.window_clock.close(self._closed)
+        self._latest = [[list(run) for run in runs] for runs in state["latest"]]
+        self._order.load(state["received"])
+        self._new_rows = state["new_rows"]
+
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return WindowedArrival(self, state["input"], batch, numbers, state["newest"])
+
+
+class WindowedArrival(Arrival):
+    """A batch on its way into memory, each row with its moment; it is looked up on disk, too."""
+
+    def __init__(self, join: WindowedMJoin, driver: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> None:
+        self._windowed = join
+        self.moments = join.window_clock.read(driver, batch, numbers, newest)
+        self._began = join.now
+        super().__init__(join, driver, batch, numbers, [*map(pa.array, self.moments.columns)], self.moments.taken)
+
+    def begin(self, fuel: int) -> None:
+        """Take the next slice into memory, let its moments count, and begin to look it up."""
+        before = self.next
+        super().begin(fuel)
+        if self.next > before:
+            self._reach(self._position(self.next - 1))
+
+    def finish(self) -> None:
+        """The moments of rows that match nothing count, too."""
+        if len(self.moments.newest):
+            self._reach(len(self.moments.newest) - 1)
+
+    def _reach(self, row: int) -> None:
+        come = int(self.numbers[row]) + 1
+        self._windowed.window_clock.reach(self.driver, int(self.moments.newest[row]), come)
+
+    def _position(self, row: int) -> int:
+        """Where a row lies in the batch that was received."""
+        positions = self.positions
+        return row if positions is None else int(positions[row])
+
+    def scope(self) -> Scope:
+        """Tables, and all runs."""
+        return Scope(tuple(len(disk.runs) for disk in self.join.disks))
+
+    def windows(self) -> WindowFilter:
+        """Those of the slice at hand."""
+        join, marks = self._windowed, self.moments.marks
+        if marks is not None:
+            positions = self.positions
+            taken = marks if positions is None else marks[positions]
+            marks = taken[self.next - self._slice : self.next]
+        return WindowFilter(join.window_clock, join.inputs, join.parts, marks)
+
+    def note(self, ids: Int64) -> None:
+        """Results come as soon as their last row."""
+        self._windowed.delays.add_same(self._windowed.now - self._began, ids.shape[1])
+
+    def to_state(self) -> dict[str, Any]:
+        """The slice at hand, and what was known before it."""
+        return {**super().to_state(), "newest": self.moments.newest_at(self.unfinished().start)}

@@ -1,0 +1,236 @@
+"""Combinations of rows of several inputs: where each row lies, and how combinations become output batches.
+
+A row of an input is told by one number: which source holds it (the table in memory, the batch at hand, or a run on
+disk) and its place there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.spec import Output
+from watersmeet.kernels import combinations, gather
+from watersmeet.records.attributes import AttributeCodec
+from watersmeet.records.plan import BatchRows, RowPlan
+from watersmeet.runs.multi_catalogue import ManyRuns, Run
+from watersmeet.runs.presence import FOREVER, NOT_ON_DISK
+from watersmeet.tables.multi_hash_table import ManySide
+from watersmeet.tables.multi_range_table import ManySorted
+
+ManyTable: TypeAlias = ManySide | ManySorted
+"""One of several inputs' rows in memory."""
+TABLE, BATCH, FIRST_RUN = 0, 1, 2
+_SHIFT = 32
+_ALL = slice(None)
+
+
+def places(source: int, rows: Int32) -> Int64:
+    """The numbers of rows of one source."""
+    return rows.astype(np.int64) | (source << _SHIFT)
+
+
+def extended(ids: Int64, probes: Int32, source: int, rows: Int32, drivers: Int32) -> tuple[Int64, Int32]:
+    """Partial combinations, some of them perhaps several times, with a row of one more input; and their drivers."""
+    more = np.empty((len(ids) + 1, len(probes)), np.int64)
+    more_drivers = np.empty(len(probes), np.int32)
+    combinations.extend(ids, probes, rows, source << _SHIFT, drivers, more, more_drivers)
+    return more, more_drivers
+
+
+def in_table(ids: Int64) -> Int32:
+    """The row numbers of those that are in the table."""
+    rows: Int32 = ids[ids >> _SHIFT == TABLE].astype(np.int32)
+    return rows
+
+
+class Passing(BatchRows):
+    """Rows that arrive and need not be kept."""
+
+    def __init__(self, columns: Sequence[pa.Array], hashes: list[Int64], ticks: Int64) -> None:
+        super().__init__(columns)
+        self._hashes = hashes
+        self._ticks = ticks
+
+    def attribute_hashes(self, attribute: int, rows: Int32) -> Int64:
+        """One attribute's hashes of some rows."""
+        return self._hashes[attribute][rows]
+
+    def ticks(self, rows: Int32) -> Int64:
+        """When some rows arrived."""
+        return self._ticks[rows]
+
+
+@dataclass(slots=True)
+class InputRows:
+    """All rows of one input that combinations can be made of."""
+
+    table: ManyTable
+    disk: ManyRuns
+    batch: Passing | None = None
+
+    def _source(self, number: int) -> ManyTable | Passing | Run:
+        if number == TABLE:
+            return self.table
+        if number == BATCH:
+            assert self.batch is not None
+            return self.batch
+        return self.disk.runs[number - FIRST_RUN]
+
+    def _by_source(self, ids: Int64) -> Iterator[tuple[int, slice | Int64, Int32]]:
+        """Sources, which of the rows each has, and their places there."""
+        if not len(ids):
+            return
+        rows = np.empty(len(ids), np.int32)
+        first = combinations.untag(ids, _SHIFT, rows)
+        if first >= 0:
+            yield first, _ALL, rows
+            return
+        sources = ids >> _SHIFT
+        for source in np.unique(sources):
+            at = np.flatnonzero(sources == source)
+            yield int(source), at, rows[at]
+
+    def attribute_hashes(self, attribute: int, ids: Int64) -> Int64:
+        """One attribute's hashes."""
+        out = np.empty(len(ids), np.int64)
+        for source, at, rows in self._by_source(ids):
+            if at is _ALL:
+                return self._source(source).attribute_hashes(attribute, rows)
+            out[at] = self._source(source).attribute_hashes(attribute, rows)
+        return out
+
+    def words(self, column: int, ids: Int64) -> Int64:
+        """The values of a stored column of 64-bit words without NULL."""
+        out = np.empty(len(ids), np.int64)
+        for source, at, rows in self._by_source(ids):
+            out[at] = self._source(source).gather(column, rows).to_numpy(zero_copy_only=False)
+        return out
+
+    def stays(self, ids: Int64) -> tuple[Int64, Int64, Int64]:
+        """When the rows arrived in memory and left it, and their ordinals on disk."""
+        arrived = np.empty(len(ids), np.int64)
+        departed = np.full(len(ids), FOREVER)
+        ordinals = np.full(len(ids), NOT_ON_DISK)
+        for number, at, rows in self._by_source(ids):
+            source = self._source(number)
+            arrived[at] = source.ticks(rows)
+            if isinstance(source, Run):
+                departed[at] = source.departures(rows)
+                ordinals[at] = rows.astype(np.int64) + source.first_ordinal
+        return arrived, departed, ordinals
+
+    def gather(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
+        """The values of some stored columns."""
+        if not columns:
+            return []
+        pieces = []
+        back = np.empty(len(ids), np.int64)
+        taken = 0
+        for number, at, rows in self._by_source(ids):
+            source = self._source(number)
+            pieces.append([source.gather(column, rows) for column in columns])
+            if at is _ALL:
+                return pieces[0]
+            back[at] = np.arange(taken, taken + len(rows))
+            taken += len(rows)
+        order = pa.array(back)
+        return [pa.concat_arrays(each).take(order) for each in zip(*pieces, strict=True)]
+
+    def widen(self, column: int, ids: Int64, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        for source, at, rows in self._by_source(ids):
+            some = np.zeros(len(rows), np.int64)
+            self._source(source).widen(column, rows, some)
+            widths[at] += some
+
+
+class CombinationBuffer:
+    """Combinations found and not yet handed out, and the output batches made of them."""
+
+    def __init__(self, spec: MultiSpec, codec: AttributeCodec, plans: Sequence[RowPlan]) -> None:
+        self._spec = spec
+        self._codec = codec
+        self._plans = plans
+        self._to_verify = [number for number, exact in enumerate(codec.exact) if not exact]
+        self._ids = np.empty((len(plans), 0), np.int64)
+        self.widest = [0] * len(plans)
+        """The widest row of each input so far."""
+
+    @property
+    def waiting(self) -> int:
+        """Combinations not yet handed out."""
+        return self._ids.shape[1]
+
+    def fill(self, ids: Int64) -> None:
+        """Put combinations into the empty buffer: a row number of each input, one column for each combination."""
+        assert not self.waiting
+        self._ids = ids
+
+    def clear(self) -> None:
+        """Forget all combinations."""
+        self._ids = self._ids[:, :0]
+
+    def take(self, inputs: Sequence[InputRows], limit: int) -> tuple[pa.RecordBatch | None, int, int]:
+        """Hand out combinations, as many as fit into `limit` bytes, at least one: the batch, how many results it has,
+        and how many combinations were taken.
+
+        Combinations whose hashes agree and whose values do not are dropped here.
+        """
+        fit = self._fitting(inputs, limit)
+        while True:
+            try:
+                batch, count = self._build(inputs, self._ids[:, :fit])
+                break
+            except OverflowError:  # more distinct values than a small dictionary index can number
+                fit //= 2
+                if not fit:
+                    raise
+        self._ids = self._ids[:, fit:]
+        return batch, count, fit
+
+    def _fitting(self, inputs: Sequence[InputRows], limit: int) -> int:
+        count = self.waiting
+        if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and not self._to_verify):
+            return count
+        widths = np.zeros(count, np.int64)
+        for rows, ids, plan in zip(inputs, self._ids, self._plans, strict=True):
+            for column in {*plan.outputs, *plan.keys}:
+                rows.widen(column, ids, widths)
+        return int(gather.fitting(widths, limit))
+
+    def _build(self, inputs: Sequence[InputRows], ids: Int64) -> tuple[pa.RecordBatch | None, int]:
+        equal = self._verified(inputs, ids)
+        if equal is not None:
+            ids = ids[:, equal]
+        count = ids.shape[1]
+        if self._spec.output is Output.COUNTS or not count:
+            return None, count
+        columns = [
+            plan.original(column, array)
+            for rows, mine, plan in zip(inputs, ids, self._plans, strict=True)
+            for column, array in zip(plan.outputs, rows.gather(plan.outputs, mine), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
+
+    def _verified(self, inputs: Sequence[InputRows], ids: Int64) -> Bool | None:
+        """Which combinations have truly equal values at both ends of all edges; None if all have."""
+        verified: Bool | None = None
+        for number in self._to_verify:
+            edge = self._spec.edges[number]
+            values = []
+            for side in (0, 1):
+                at = edge.input(side)
+                plan = self._plans[at]
+                column = plan.keys[self._spec.attribute_of(number, side)]
+                values += [plan.original(column, array) for array in inputs[at].gather([column], ids[at])]
+            equal = self._codec.equal(number, *values)
+            if equal is not None:
+                verified = equal if verified is None else verified & equal
+        return verified

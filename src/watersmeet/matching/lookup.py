@@ -1,0 +1,95 @@
+"""Rows looked up in a table, a little at a time, with pairs that were emitted before left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from watersmeet.core.arrays import Bool, Int32
+from watersmeet.core.cost import Meter
+from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.tables.hash_table import Probe
+
+
+class Index(Protocol):
+    """Where rows are looked up: a table in memory, or a sorted page."""
+
+    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
+        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
+        visited.
+        """
+        ...
+
+
+class Lookup:
+    """One batch of rows on its way through a table's index.
+
+    Candidates come in a fixed order (row by row, newest match first), so that a count is enough to find the place
+    again: `place` tells it, and `resume` goes there in a table that was built anew.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        table: Index,
+        between: Between,
+        fresh: Callable[[Int32, Int32], Bool] | None = None,
+    ) -> None:
+        self.probe = probe
+        self.between = between
+        self._table = table
+        self._fresh = fresh
+        self._before = 0
+        self._in_buffer = 0
+        self._kept = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all pairs were found; some may still wait in the buffer."""
+        return self.probe.done
+
+    @property
+    def between_rows(self) -> bool:
+        """Whether the rows so far have met all their matches, and the others none."""
+        return self.probe.link < 0
+
+    @property
+    def length(self) -> int:
+        """How many rows are looked up."""
+        return len(self.probe.hashes)
+
+    def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        start = self.probe.next
+        stop = min(self.length, start + max(1, fuel))
+        self._before += self._in_buffer
+        room = pairs.room
+        found, visited = self._table.probe(self.probe, stop, pairs.probes[:room], pairs.rows[:room], 0)
+        self._settle(pairs, found)
+        meter.probes += self.probe.next - start
+        meter.comparisons += visited
+        return max(1, self.probe.next - start) + found
+
+    def _settle(self, pairs: PairBuffer, found: int) -> None:
+        self._in_buffer = found
+        pairs.first, pairs.count = 0, found
+        if self._fresh is not None and found:
+            pairs.filter(self._fresh(pairs.probes[:found], pairs.rows[:found]))
+        self._kept = pairs.count
+
+    def place(self, pairs: PairBuffer) -> list[int]:
+        """Candidates passed before the buffer, candidates in it, and how many of those were handed out."""
+        return [self._before, self._in_buffer, self._kept - pairs.waiting]
+
+    def resume(self, pairs: PairBuffer, place: list[int]) -> None:
+        """Go to a place."""
+        before, in_buffer, handed_out = place
+        while self._before < before:
+            limit = min(before - self._before, len(pairs.probes))
+            found, _ = self._table.probe(self.probe, self.length, pairs.probes[:limit], pairs.rows[:limit], 0)
+            self._before += found
+        found, _ = self._table.probe(self.probe, self.length, pairs.probes[:in_buffer], pairs.rows[:in_buffer], 0)
+        self._settle(pairs, found)
+        pairs.first = handed_out
+        if not pairs.waiting:
+            pairs.clear()

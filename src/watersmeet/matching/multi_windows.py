@@ -1,0 +1,215 @@
+"""Where several inputs are in time, and which combinations of their rows are in all windows.
+
+Every row has a *moment*: its time in units, or, where windows count rows, its number. Moments are kept as the first
+column of each row, in memory and on disk. Whichever row of a combination arrives last finds the others, so whatever the
+windows say is asked once, when a row arrives:
+
+- of time: the stretches `[moment, moment + window]` of all rows share a moment; and if the row that arrives is late,
+  the others are not too old for any row of its input that would be in time;
+- of rows: each of the others is among the last so many of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.bands import tick_nanoseconds
+from watersmeet.core.errors import LateRowError, SpecError
+from watersmeet.core.keys import plain_type
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.spec import Band, JoinSpec
+from watersmeet.core.windows import FAR
+from watersmeet.matching.found_combinations import InputRows
+from watersmeet.records.bands import BandCodec
+from watersmeet.records.plan import RowPlan
+
+MOMENT = 0
+"""The first column of every row."""
+NEVER = np.iinfo(np.int64).min
+"""Earlier than any time: of an input that has not told any yet."""
+ALWAYS = 4 * FAR - 1
+"""Later than any moment."""
+
+
+class MomentPlan(RowPlan):
+    """One input's columns, each row's moments before them: one, unless its rows are results of several inputs."""
+
+    def __init__(self, spec: MultiSpec, number: int, exact_hash: bool, moments: int = 1) -> None:
+        super().__init__(spec, number, exact_hash)
+        words = [pa.int64()] * moments
+        self.types = [*words, *self.types]
+        self._originals = [*words, *self._originals]
+        self._of_any_width = [i + moments for i in self._of_any_width]
+        self.outputs = [i + moments for i in self.outputs]
+        self.keys = [i + moments for i in self.keys]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The moments of a batch of rows."""
+
+    columns: tuple[Int64, ...]
+    """One, unless the rows are results of several inputs."""
+    taken: Bool | None
+    """Which rows count: those that have a time, and are not dropped for being late; None: all."""
+    late: Bool | None
+    """Which rows came too late; None: none."""
+    marks: Int64 | None
+    """If late rows are kept: for them the time from which on they would not have been late, for others `NEVER`."""
+    newest: Int64
+    """The newest moment of the input up to and with each row."""
+    before: int
+    """The newest moment of the input before all of them."""
+
+    def newest_at(self, row: int) -> int:
+        """The newest moment before a row of the batch."""
+        return int(self.newest[row - 1]) if row else self.before
+
+
+class WindowClock:
+    """How far each input has come, in time and in rows."""
+
+    def __init__(self, spec: MultiSpec) -> None:
+        assert spec.window is not None and spec.window_units is not None
+        inputs = len(spec.names)
+        self.counted = spec.window.counted
+        self.spans = spec.window_units.spans
+        self.newest = [NEVER] * inputs
+        """Each input's newest time so far."""
+        self.rows = [0] * inputs
+        """How many rows of each input have come."""
+        self.closed = [False] * inputs
+        self.late = [0] * inputs
+        """How many rows of each input came too late."""
+        self._lateness = spec.window_units.lateness
+        self._late = spec.window.late
+        self._names = spec.names
+        self._codecs = [] if self.counted else _codecs(spec)
+
+    def read(self, number: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> Moments:
+        """The moments of the next rows of an input, which has told `newest` as its newest time so far."""
+        if self.counted:
+            return Moments((numbers,), None, None, None, numbers, newest)
+        codec, column = self._codecs[number]
+        times, known = codec.words(0, batch.column(column))
+        told = times if known is None else np.where(known, times, NEVER)
+        sure = told if known is None else told[known]
+        if len(sure) and (sure.max() >= FAR or sure.min() <= -FAR):
+            name = self._names[number]
+            raise SpecError(f"a time of {name} is too far from now to be joined by windows; leave it out")
+        reached = np.maximum.accumulate(np.concatenate([[newest], told]))
+        before, after = reached[:-1], reached[1:]
+        columns = (np.ascontiguousarray(times),)
+        marks = np.where(before == NEVER, NEVER, before - self._lateness)
+        late = told < marks
+        if known is not None:
+            late &= known
+        if not late.any():
+            return Moments(columns, known, None, None, after, newest)
+        if self._late == "drop":
+            known = ~late if known is None else known & ~late
+        kept = np.where(late, marks, NEVER) if self._late == "keep" else None
+        return Moments(columns, known, late, kept, after, newest)
+
+    def count_late(self, number: int, moments: Moments, numbers: Int64) -> None:
+        """Note how many rows came too late; an error if none may."""
+        if moments.late is None:
+            return
+        if self._late == "error":
+            row = int(numbers[np.flatnonzero(moments.late)[0]])
+            raise LateRowError(
+                f"row {row:,} of {self._names[number]} comes later than the lateness allows; allow more, or say "
+                f"late='keep' or late='drop'"
+            )
+        self.late[number] += int(moments.late.sum())
+
+    def reach(self, number: int, newest: int, rows: int) -> None:
+        """An input has come so far."""
+        self.newest[number] = newest
+        self.rows[number] = rows
+
+    def close(self, closed: Sequence[bool]) -> None:
+        """These inputs have ended, and all their rows were worked off."""
+        self.closed = list(closed)
+
+    def expired_before(self, number: int, own: Sequence[int]) -> int:
+        """Rows with an earlier moment of this input meet nothing that is still to come.
+
+        They belong to an input, or to results of several, whose numbers are `own`: those to come are of the others.
+        """
+        others = [i for i in range(len(self.spans)) if i not in own and not self.closed[i]]
+        if not others:
+            return ALWAYS
+        if self.counted:
+            return self.rows[number] - self.spans[number]
+        slowest = min(self.newest[i] for i in others)
+        return NEVER if slowest == NEVER else slowest - self._lateness - self.spans[number]
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {"newest": list(self.newest), "rows": list(self.rows), "late": list(self.late)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a snapshot's."""
+        self.newest, self.rows, self.late = list(state["newest"]), list(state["rows"]), list(state["late"])
+
+
+class WindowFilter:
+    """Which partial combinations of the rows at hand can become results, as far as windows tell."""
+
+    def __init__(
+        self, clock: WindowClock, inputs: Sequence[InputRows], parts: Sequence[Sequence[int]], marks: Int64 | None
+    ) -> None:
+        """`parts` tells by input of which of the clock's inputs a row has moments; `marks` those of late rows."""
+        self._clock = clock
+        self._inputs = inputs
+        self._parts = parts
+        self._marks = marks
+        self._floors = [rows - span for rows, span in zip(clock.rows, clock.spans, strict=True)]
+
+    def holds(self, bound: Sequence[int], ids: Int64, drivers: Int32) -> Bool:
+        """Of partial combinations of some inputs, the last of which has just been found, those within all windows."""
+        if self._clock.counted:
+            found = bound[len(ids) - 1]
+            inside = np.ones(ids.shape[1], np.bool_)
+            for column, number in enumerate(self._parts[found]):
+                inside &= self._inputs[found].words(column, ids[-1]) >= self._floors[number]
+            return inside
+        newest, until, oldest = (np.full(ids.shape[1], start) for start in (NEVER, ALWAYS, ALWAYS))
+        for place, found in enumerate(bound[: len(ids)]):
+            for column, number in enumerate(self._parts[found]):
+                moments = self._inputs[found].words(column, ids[place])
+                ends = moments + self._clock.spans[number]
+                np.maximum(newest, moments, out=newest)
+                np.minimum(until, ends, out=until)
+                if place:
+                    np.minimum(oldest, ends, out=oldest)
+        meet: Bool = newest <= until
+        if self._marks is not None:
+            meet &= oldest >= self._marks[drivers]
+        return meet
+
+
+def _codecs(spec: MultiSpec) -> list[tuple[BandCodec, int]]:
+    """By input, what turns its times into words of the finest unit of all, and the column they are in."""
+    assert spec.window is not None and spec.window.time is not None and spec.window_units is not None
+    columns = spec.window.time
+    dated = spec.window_units.tick is not None
+    zero: int | timedelta = timedelta() if dated else 0
+    fields = [pa.schema([spec.key_field(number, column)]) for number, column in enumerate(columns)]
+    ticks = [tick_nanoseconds(plain_type(type_)[0]) if dated else 1 for type_ in spec.time_types]
+    finest = ticks.index(min(ticks))
+    return [
+        (
+            BandCodec(JoinSpec(own, fields[finest], (Band(name, columns[finest], zero),))),
+            spec.input(number).get_field_index(name),
+        )
+        for number, (own, name) in enumerate(zip(fields, columns, strict=True))
+    ]

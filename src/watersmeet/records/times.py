@@ -1,0 +1,173 @@
+"""Rows on their way into a window join: their times as words, what is kept of them, and what is proved of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Bool, Int64
+from watersmeet.core.errors import SpecError
+from watersmeet.core.spec import Band, JoinSpec
+from watersmeet.core.windows import FAR, Bounds, WindowJoinSpec
+from watersmeet.records.bands import BandCodec
+from watersmeet.records.keys import KeyCodec
+from watersmeet.records.plan import RowPlan
+
+TIME, FLOOR = 0, 1
+"""The first two columns of every row of a window join."""
+FIRST_PAYLOAD = 2
+
+
+NEVER = np.iinfo(np.int64).min
+"""Earlier than any time: of an input that has not told any yet."""
+
+
+class WindowCodec(KeyCodec):
+    """Hashes of the equalities; a band beside them is checked on the pairs that were found."""
+
+    def __init__(self, spec: JoinSpec) -> None:
+        super().__init__(spec)
+        self.band = None if spec.band is None else BandCodec(spec)
+        self.verified_keys = 0 if self.exact else len(spec.equalities)
+        self.exact = self.exact and self.band is None
+
+    def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Bool | None:
+        """Which pairs of rows that were found truly match; None if all do."""
+        keys = self.verified_keys
+        equal = super().equal(left[:keys], right[:keys])
+        if self.band is None:
+            return equal
+        close = self.band.close(left[-1], right[-1])
+        return close if equal is None else equal & close
+
+
+class WindowPlan(RowPlan):
+    """One input's columns, the time and the floor of each row before them."""
+
+    def __init__(self, spec: JoinSpec, side: int, codec: WindowCodec) -> None:
+        super().__init__(spec, side, not codec.verified_keys, () if spec.band is None else [spec.band.column(side)])
+        words = [pa.int64()] * FIRST_PAYLOAD
+        self.types = [*words, *self.types]
+        self._originals = [*words, *self._originals]
+        self._of_any_width = [i + FIRST_PAYLOAD for i in self._of_any_width]
+        self.outputs = [i + FIRST_PAYLOAD for i in self.outputs]
+        self.keys = [i + FIRST_PAYLOAD for i in self.keys]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The times of a batch of rows."""
+
+    times: Int64
+    floors: Int64
+    known: Bool | None
+    """Which rows have a time; None: all."""
+    late: Bool | None
+    """Which rows came too late; None: none."""
+    newest: Int64
+    """The newest time of the input up to and with each row."""
+    before: int
+    """The newest time of the input before all of them."""
+
+
+class Timing:
+    """Turns the times of both inputs into words of one unit, and tells which rows are late.
+
+    With windows that count rows, a row's number stands for its time.
+    """
+
+    def __init__(self, spec: WindowJoinSpec) -> None:
+        self.bounds = spec.bounds
+        self.counted = spec.counted
+        self._lateness = spec.lateness
+        self._names = spec.names
+        if not self.counted:
+            assert spec.window.time is not None
+            self._columns = [spec.input(side).get_field_index(spec.window.time[side]) for side in (0, 1)]
+            dated = not pa.types.is_integer(spec.time_types[0])
+            zero = timedelta() if dated else 0
+            self._codec = BandCodec(JoinSpec(spec.left, spec.right, (Band(*spec.window.time, zero),)))
+
+    def read(self, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int) -> Timed:
+        """The times of the next rows of an input, which has told `newest` as its newest time so far.
+
+        `others` is how many rows of the other input came before them.
+        """
+        window = self.bounds[1 - side]
+        if self.counted:
+            floors = np.full(len(numbers), others - window.span)
+            return Timed(numbers, floors, None, None, numbers, newest)
+        times, known = self.times(side, batch)
+        told = times if known is None else np.where(known, times, NEVER)
+        if len(told) and (told.max() >= FAR or (told if known is None else told[known]).min(initial=0) <= -FAR):
+            raise SpecError(f"a time of {self._names[side]} is too far from now to be joined by windows; leave it out")
+        reached = np.maximum.accumulate(np.concatenate([[newest], told]))
+        before, after = reached[:-1], reached[1:]
+        floors = self._first_met(side, times)
+        marks = np.where(before == NEVER, NEVER, before - self._lateness)
+        is_late = told < marks
+        if known is not None:
+            is_late &= known
+        late = None
+        if is_late.any():
+            late = is_late
+            floors = np.where(is_late, np.maximum(floors, np.minimum(window.lower(marks), marks)), floors)
+        return Timed(np.ascontiguousarray(times), floors, known, late, after, newest)
+
+    def times(self, side: int, batch: pa.RecordBatch) -> tuple[Int64, Bool | None]:
+        """The times of an input's rows in units, and which rows have one (None: all)."""
+        times, known = self._codec.words(side, batch.column(self._columns[side]))
+        return times, None if known is not None and known.all() else known
+
+    def late_before(self, newest: int) -> int:
+        """Rows before this time are late, if their input has told `newest` as its newest time."""
+        return newest if newest == NEVER else newest - self._lateness
+
+    def meets(self, side: int, times: Int64) -> Int64:
+        """The last time of the other input's rows that rows of these times meet."""
+        if self.counted:
+            return np.full(len(times), np.iinfo(np.int64).max)
+        last = self.bounds[side].upper(times)
+        if self.bounds[side].since is None:
+            return last
+        # Before the landmark a row is in no window, but may still meet rows of its own time and older ones.
+        meets_older = self.bounds[1 - side].lower(times) <= times
+        return np.where(last < times, np.where(meets_older, times, times - 1), last)
+
+    def _first_met(self, side: int, times: Int64) -> Int64:
+        """The first time of the other input's rows that rows of these times meet."""
+        first = self.bounds[1 - side].lower(times)
+        if self.bounds[1 - side].since is None:
+            return first
+        meets_younger = self.bounds[side].upper(times) >= times
+        return np.where(first > times, np.where(meets_younger, times, times + 1), first)
+
+    def expired_before(self, side: int, newest: int, count: int) -> int:
+        """Rows of `side` before this time meet nothing that is still to come.
+
+        `newest` is the other input's newest time so far, `count` how many rows of `side` have come.
+        """
+        window = self.bounds[side]
+        if self.counted:
+            return count - window.span
+        if newest == NEVER:
+            return NEVER
+        mark = newest - self._lateness
+        return min(window.lower(mark), mark)
+
+    def least_ages(self, side: int) -> tuple[int, int]:
+        """A row of `side` meets no row that is younger than so much before it, or after it."""
+        return self.bounds[1 - side].least, self.bounds[side].least
+
+    def words(self, side: int) -> Int64:
+        """The window of `side` for the kernel that looks up rows which left memory."""
+        window: Bounds = self.bounds[side]
+        behind, ahead = self.least_ages(side)
+        return np.array(
+            [self.counted, window.span, window.step, window.since or 0, window.since is not None, behind, ahead],
+            np.int64,
+        )

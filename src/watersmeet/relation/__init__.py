@@ -1,0 +1,1 @@
+"""Versioned tables on disk that streams are looked up in."""

@@ -1,0 +1,1 @@
+"""Rows on disk: pages, runs, and the catalogues that remember them."""

@@ -1,0 +1,1 @@
+"""Sources and sinks, local sessions, and running queries seen from outside."""

@@ -1,0 +1,286 @@
+"""A data source that replays a finite table as a slow, bursty, stalling stream, the same rows for the same offsets.
+
+    from watersmeet import spark as wms
+
+    wms.register(spark)
+    orders = (spark.readStream.format("watersmeet")
+              .option("rowsPerSecond", 3000).option("rowsPerBatch", 10_000).option("stalls", "9000:1.5")
+              .load("orders.parquet"))
+
+An offset names rows by their numbers. So a batch that is replayed has the rows that it had, whatever the clock says;
+and a query that is started again goes on at the row, and at the second of the pace, where it was.
+
+| option | meaning |
+|---|---|
+| `path` | a file or glob: Parquet, CSV, NDJSON, Arrow IPC |
+| `rows`, `keys`, `skew`, `width`, `seed`, `columns` | instead of a path: so many generated rows, of so many keys |
+| `rowsPerSecond`, `rowsPerBurst`, `stalls` | the pace: `"9000:1.5"` is a silence of 1.5 s after 9,000 rows |
+| `startsAt` | when second 0 is: seconds since 1970, or a file that will appear; lets several streams keep step |
+| `rowsPerBatch` | admission control: a micro-batch takes no more |
+| `rowsPerTask` | how many rows one task reads at most |
+| `events`, `tickSeconds` | whether the stream tells of its silences and its end |
+
+With `events`, there is one more column, `watersmeet_event`. It is NULL in all rows of the table. A row with "end"
+follows the last of them, once. Rows with "tick" come while the stream is silent, and after its end until the query is
+stopped, every `tickSeconds`: so micro-batches go on, and the silence can be used. All else in such rows is NULL.
+
+A query with the trigger `availableNow` takes the whole table up to its end, batch by batch, without regard to the
+pace, and without a tick.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from watersmeet.core.errors import SourceError, SpecError
+from watersmeet.sources.conform import conform
+from watersmeet.sources.numbered_rows import NumberedRows, Part
+from watersmeet.sources.pace import ENDLESS
+from watersmeet.spark.io.source_options import TEXT_ROWS_PER_BATCH, SourceOptions
+from watersmeet.spark.plan.types import arrow_schema, spark_schema
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # Spark 4.0 and 4.1 know no admission control; `register` says so
+    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "watersmeet"
+EVENT = "watersmeet_event"
+END = "end"
+TICK = "tick"
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session read `format("watersmeet")`."""
+    if ReadLimit is object:
+        raise SpecError(
+            "the watersmeet data source needs PySpark 4.2 or later; read the files with Spark's own readers"
+        )
+    spark.dataSource.register(ReplayedTable)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has been taken: rows, ticks, and whether its end has been told."""
+
+    rows: int
+    ticks: int
+    ended: bool
+    table: str
+    """The identity of the table: with another one, the same numbers would be other rows."""
+
+
+class ReplayedTable(DataSource):
+    """`format("watersmeet")`: a table as a stream, or the same rows as a batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return FORMAT
+
+    def schema(self) -> st.StructType:
+        """The table's own schema in Spark's types, and the column of events."""
+        options = SourceOptions.parse(self.options)
+        table = options.table()
+        table.close()
+        found = spark_schema(table.schema, table.name)
+        return found.add(EVENT, st.StringType()) if options.events else found
+
+    def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802, as Spark names it
+        """The table as a stream."""
+        return ReplayReader(SourceOptions.parse(self.options), schema)
+
+    def reader(self, schema: st.StructType) -> DataSourceReader:
+        """The table as a batch, whatever its pace."""
+        return WholeReader(SourceOptions.parse(self.options), schema)
+
+
+class RowsPartition(InputPartition):
+    """What one task reads: rows, and the events after them."""
+
+    def __init__(self, part: Part | None, events: Sequence[str] = ()) -> None:
+        self.part = part
+        self.events = tuple(events)
+
+
+class _Rows:
+    """A table in the columns that Spark was promised."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self.options = options
+        named = [field for field in schema.fields if field.name == EVENT]
+        if options.events and not named:
+            raise SpecError(f"the option events needs a column {EVENT} string in the schema; add it to .schema(...)")
+        kept = st.StructType([field for field in schema.fields if not (options.events and field.name == EVENT)])
+        self.columns = arrow_schema(kept, options.path or "the generated table")
+        self.output = arrow_schema(schema, options.path or "the generated table")
+
+    def open(self) -> NumberedRows:
+        """The table itself."""
+        return self.options.table(self.columns)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A partition's rows and events."""
+        assert isinstance(partition, RowsPartition)
+        if partition.part is not None:
+            for batch in partition.part.batches():
+                yield self._completed(conform(batch, self.columns))
+        if partition.events:
+            arrays = [
+                pa.array(partition.events) if name == EVENT else pa.nulls(len(partition.events), type_)
+                for name, type_ in zip(self.output.names, self.output.types, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.output)
+
+    def _completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.options.events:
+            return batch
+        arrays = [
+            pa.nulls(batch.num_rows, pa.string()) if name == EVENT else batch.column(name) for name in self.output.names
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.output)
+
+
+class WholeReader(DataSourceReader):
+    """All rows, no event."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self._rows = _Rows(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for every so many rows."""
+        table = self._rows.open()
+        try:
+            parts = table.parts(0, table.reach(ENDLESS), self._rows.options.rows_per_task)
+            return [RowsPartition(part) for part in parts] or [RowsPartition(None)]
+        finally:
+            table.close()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """One task's rows."""
+        return self._rows.read(partition)
+
+
+class ReplayReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream in the driver: how far it may go, and what lies between two offsets."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self._options = options
+        self._rows = _Rows(options, schema)
+        self._table: NumberedRows | None = None
+        self._began: float | None = None
+        self._last_change = 0.0
+        self._paced = True
+
+    # What a reader learns it learns again after it is pickled for the tasks: they need the columns alone.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Before the first row."""
+        return asdict(Offset(0, 0, False, self._opened().identity))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What a micro-batch may take."""
+        limit = self._options.rows_per_batch
+        if limit is None and self._opened().held_by_driver:
+            limit = TEXT_ROWS_PER_BATCH
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next micro-batch goes."""
+        return asdict(self._next(self._understood(start), limit, time.time()))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Left out: how far a silent stream is depends on when it is asked."""
+        return None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """The whole table is there."""
+        self._paced = False
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The rows and events between two offsets."""
+        begin, stop = self._understood(start), self._understood(end)
+        parts: list[InputPartition] = [
+            RowsPartition(part) for part in self._opened().parts(begin.rows, stop.rows, self._options.rows_per_task)
+        ]
+        events = [TICK] * (stop.ticks - begin.ticks) + [END] * (stop.ended - begin.ended)
+        return [*parts, RowsPartition(None, events)] if events else parts
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """One task's rows and events."""
+        return self._rows.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Rows up to here are not asked for again."""
+        self._opened().forget(self._understood(end).rows)
+
+    def stop(self) -> None:
+        """Close the files."""
+        if self._table is not None:
+            self._table.close()
+
+    def _opened(self) -> NumberedRows:
+        if self._table is None:
+            self._table = self._rows.open()
+        return self._table
+
+    def _understood(self, offset: dict[str, Any]) -> Offset:
+        found = Offset(**offset)
+        if found.table != self._opened().identity:
+            raise SourceError(
+                f"{self._opened().name} is not the table that the query began with, so the checkpoint's offsets name "
+                f"other rows; put the table back, or start with a new checkpoint"
+            )
+        return found
+
+    def _next(self, start: Offset, limit: ReadLimit, now: float) -> Offset:
+        table, most = self._opened(), limit.max_rows if isinstance(limit, ReadMaxRows) else ENDLESS
+        ready = self._ready(start, now)
+        rows = table.reach(min(start.rows + most, ready)) if ready > start.rows else start.rows
+        whole = ready > rows and table.reach(rows + 1) == rows
+        ended = start.ended or (self._options.events and whole)
+        ticks = start.ticks
+        if rows > start.rows or ended != start.ended:
+            self._last_change = now
+        elif self._ticks() and now - self._last_change >= self._options.tick_seconds:
+            self._last_change = now
+            ticks += 1
+        return Offset(rows, ticks, ended, start.table)
+
+    def _ticks(self) -> bool:
+        return self._options.events and self._paced
+
+    def _ready(self, start: Offset, now: float) -> int:
+        """How many rows the pace has let come by now."""
+        if not self._paced:
+            return ENDLESS
+        if self._began is None:
+            self._last_change = self._last_change or now
+            self._began = self._beginning(start, now)
+            if self._began is None:
+                return start.rows
+        return self._options.pace.ready(now - self._began)
+
+    def _beginning(self, start: Offset, now: float) -> float | None:
+        """When second 0 was or will be; None as long as that is not known."""
+        moment = self._options.starts_at
+        if isinstance(moment, Path):
+            try:
+                return moment.stat().st_mtime
+            except FileNotFoundError:
+                return None
+        # A query that goes on does so in the second in which its last row came.
+        return now - self._options.pace.until(start.rows) if moment is None else moment

@@ -1,0 +1,1 @@
+"""The plans of the verbs: Spark's own steps around one of ours."""

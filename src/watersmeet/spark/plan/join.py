@@ -1,0 +1,164 @@
+"""`watersmeet.spark.join`: the plan of a join, made of Spark's own steps around one of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from watersmeet.core.errors import SpecError
+from watersmeet.core.promises import Promises
+from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.memory import parse_memory
+from watersmeet.spark.io.source import EVENT
+from watersmeet.spark.plan.control_rows import has_signs, signs_last
+from watersmeet.spark.plan.inputs import (
+    FUEL,
+    NAMES,
+    SIDES,
+    checked_fuel,
+    group_count,
+    is_streaming,
+    key_columns,
+    output_schema,
+    plain_schemas,
+    retained_batches,
+    state_path,
+    time_columns,
+    with_measures,
+)
+from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.types import arrow_schema
+from watersmeet.spark.state.remote import CACHE_BYTES
+from watersmeet.spark.task.figures import figure_names, observed
+from watersmeet.spark.task.operator_group import Shares
+from watersmeet.spark.task.operator_task import OperatorTask
+from watersmeet.spark.task.punctuations import read_promises
+from watersmeet.spark.task.run_task import JoinTask
+from watersmeet.spark.task.sizes import Sizes
+from watersmeet.spark.task.worker import portable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def join(
+    left: DataFrame,
+    right: DataFrame,
+    on: On,
+    *,
+    how: str = "inner",
+    memory: str | int = "512 MiB",
+    state: str | os.PathLike[str] | None = None,
+    partitions: int | None = None,
+    suffixes: tuple[str, str] = ("", "_right"),
+    algorithm: str = "auto",
+    fuel: int = FUEL,
+    time: str | tuple[str, str] | None = None,
+    promises: Mapping[str, Mapping[str, Any]] | None = None,
+    cache: str | int = CACHE_BYTES,
+) -> DataFrame:
+    """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
+
+    *Endless streams*: all rows are kept, on disk, and a pair is found in the batch that brings its second row, however
+    far apart the two come. *Streams that end*, each with a column `watersmeet_event` (see `wms.with_events`),
+    are joined progressively: rows are kept in memory as long as they fit and wait on disk when they do not; their
+    pairs are found with what is left of each batch's `fuel`, and the rest in the batch that brings the last end. How
+    many rows a batch takes is the sources' part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
+
+    State is written before a batch ends and is tied to the query's checkpoint: a query that is started again goes on
+    where it was, and one that is started without its state, or with another one, says so.
+
+    What each batch of a stream did is in its progress: `watersmeet.spark.figures` takes the rows of each input,
+    results, memory, bytes written and spilled, the rows and bytes of the state (of the groups that had rows in the
+    batch), and more out of `observedMetrics["watersmeet NAME"]["figures"]`, NAME being the state directory's,
+    and `watersmeet.spark.Watch` draws it.
+
+    :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
+        band alone, all rows go to one task; add an equality where there is one.
+    :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
+    :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
+        such as `s3://bucket/state`; streams need one, batch DataFrames none.
+    :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
+    :param suffixes: added to columns that both inputs have and that are not joined on.
+    :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.
+    :param fuel: of streams that end: units of work (a row probed, inserted or emitted) that a group may use in a batch;
+        rows that arrive and the work after the last end are done in any case.
+    :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
+        the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
+    :param promises: of streams with a column `watersmeet_event`: what the inputs promise, such as
+        `{"left": {"unique": "id"}, "right": {"punctuated": True}}`, in the words of `watersmeet.source`. Rows that will
+        find no more partners are then forgotten.
+    :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
+    """
+    streaming = is_streaming(left, right)
+    ends = _both_end(left, right)
+    if ends:
+        left, right = (signs_last(frame, keep=streaming) for frame in (left, right))
+    schemas = plain_schemas(left, right)
+    arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
+    told = _checked_promises(promises, streaming and ends)
+    spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=NAMES, promises=told)
+    factory = _factory(spec, algorithm, streaming, ends)
+    budget = parse_memory(memory)
+    directory = state_path(state, streaming)
+    groups = group_count(left, partitions, spec)
+    tagging = Tagging(schemas, key_columns(spec, schemas), groups, ends and streaming)
+    retain = retained_batches(left)
+    times = time_columns(spec, time)
+    kept = parse_memory(cache)
+    task: Any
+    if factory is None:
+        Sizes.divide(budget)
+        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times, kept)
+    else:
+        Shares.check(budget, factory.least_memory())
+        task = OperatorTask(factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retain, times, kept)
+    rows, results = tagging.shuffled(left, right, carry_sign=factory is not None), output_schema(spec, schemas)
+    run = portable(task, left.sparkSession)
+    if directory is None:
+        return rows.mapInArrow(run, results)
+    measured = rows.mapInArrow(run, with_measures(results))
+    return observed(measured, Path(directory).name, budget, figure_names(), SIDES if times else ())
+
+
+def _both_end(left: DataFrame, right: DataFrame) -> bool:
+    """Whether the inputs say when they end."""
+    found = [has_signs(frame, name) for frame, name in zip((left, right), NAMES, strict=True)]
+    if found[0] != found[1]:
+        one, other = NAMES if found[0] else NAMES[::-1]
+        raise SpecError(
+            f"{one} says when it ends, in its column {EVENT!r}, and {other} does not; give both the column "
+            f"(watersmeet.spark.with_events does), or drop it from {one}"
+        )
+    return found[0]
+
+
+def _checked_promises(promises: Mapping[str, Mapping[str, Any]] | None, are_told: bool) -> tuple[Promises, Promises]:
+    found = read_promises(promises)
+    if any(found) and not are_told:
+        raise SpecError(
+            f"promises are for streams with a column {EVENT!r}, which brings punctuations and ends; give both inputs "
+            f"the column (watersmeet.spark.with_events and with_punctuations do), or leave promises= out"
+        )
+    return found
+
+
+def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory | None:
+    """What makes the operators of a progressive join; None where the join of micro-batches does better."""
+    factory = JoinFactory.of(spec, algorithm)
+    if streaming and not ends:
+        if spec.band is not None:
+            raise SpecError(
+                f"a join of endless streams takes equalities only: filter its result by the band, or let both "
+                f"inputs say when they end, in a column {EVENT!r}"
+            )
+        if algorithm != "auto":
+            raise SpecError(
+                f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
+                f"algorithm= out, or give both a column {EVENT!r}"
+            )
+        return None
+    return factory if streaming or algorithm != "auto" or spec.band is not None else None

@@ -1,0 +1,85 @@
+"""The join of two inputs as something that Spark's tasks can make operators from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from watersmeet import planner
+from watersmeet.core.protocol import Punctuate, Snapshot
+from watersmeet.core.spec import JoinSpec
+from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.spark.task.operator_cache import Keepable
+from watersmeet.spark.task.punctuations import Punctuations
+from watersmeet.spill.store import Store
+
+
+@dataclass(frozen=True)
+class JoinFactory:
+    """A join and the name of its algorithm.
+
+    >>> from watersmeet.core.spec import parse_on
+    >>> schema = pa.schema({"id": pa.int64()})
+    >>> JoinFactory.of(JoinSpec(schema, schema, parse_on("id")), "auto").algorithm
+    'xjoin'
+    """
+
+    spec: JoinSpec
+    algorithm: str
+
+    @classmethod
+    def of(cls, spec: JoinSpec, algorithm: str) -> JoinFactory:
+        """A factory for the algorithm that the planner chooses; an error if it cannot carry out the spec."""
+        chosen, _ = planner.choose(spec, algorithm)
+        chosen.refuse_unfit(spec)
+        return cls(spec, chosen.name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the join and its algorithm."""
+        return f"{self.spec.fingerprint}-{self.algorithm}"
+
+    @property
+    def inputs(self) -> tuple[pa.Schema, ...]:
+        """The schema of each input."""
+        return (self.spec.left, self.spec.right)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What errors call the inputs."""
+        return self.spec.names
+
+    @property
+    def output(self) -> pa.Schema:
+        """The schema of the results."""
+        return self.spec.schema
+
+    def least_memory(self) -> int:
+        """The smallest budget the algorithm can work in."""
+        return planner.ALGORITHMS[self.algorithm].least_memory(self.spec)
+
+    @property
+    def punctuated(self) -> bool:
+        """Whether it makes use of punctuations."""
+        return self.algorithm == MetadataMJoin.name and any(each.punctuated for each in self.spec.promises)
+
+    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
+        """What an operator is told of these."""
+        return told.events(self.spec)
+
+    def rows_held(self, operator: Keepable, seen: int) -> int:
+        """Rows that are remembered: of a join with promises those it has not dropped, of others all that were seen."""
+        if not isinstance(operator, MetadataMJoin):
+            return seen
+        return sum(operator.state_rows) + sum(disk.total_rows for disk in operator.disks)
+
+    def build(self, memory: int, store: Store) -> ProgressiveJoin:
+        """An operator that has seen nothing."""
+        return planner.build(self.spec, memory, store, self.algorithm)
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> ProgressiveJoin:
+        """An operator that goes on where the snapshot was taken."""
+        return planner.ALGORITHMS[self.algorithm].restore(self.spec, snapshot, memory, store)

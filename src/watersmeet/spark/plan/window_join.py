@@ -1,0 +1,183 @@
+"""`watersmeet.spark.window_join`: endless streams joined by windows of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from watersmeet.core.errors import SpecError
+from watersmeet.core.spec import Condition, On, parse_on
+from watersmeet.core.windows import Span, WindowJoinSpec, WindowSpec, parse_windows
+from watersmeet.memory import parse_memory
+from watersmeet.spark.plan.control_rows import has_signs, signs_last
+from watersmeet.spark.plan.inputs import (
+    NAMES,
+    SIDES,
+    group_count,
+    is_streaming,
+    key_columns,
+    output_schema,
+    plain_schemas,
+    retained_batches,
+    state_path,
+    time_columns,
+    with_measures,
+)
+from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.types import arrow_schema
+from watersmeet.spark.plan.window_recipe import WindowFactory
+from watersmeet.spark.state.remote import CACHE_BYTES
+from watersmeet.spark.task.figures import figure_names, observed
+from watersmeet.spark.task.operator_group import Shares
+from watersmeet.spark.task.window_task import WindowTask
+from watersmeet.spark.task.worker import portable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def window_join(
+    left: DataFrame,
+    right: DataFrame,
+    on: On,
+    *,
+    time: str | Sequence[str],
+    window: object,
+    slide: Span | None = None,
+    lateness: Span | None = None,
+    late: str = "keep",
+    memory: str | int = "512 MiB",
+    state: str | os.PathLike[str] | None = None,
+    partitions: int | None = None,
+    suffixes: tuple[str, str] = ("", "_right"),
+    algorithm: str = "auto",
+    delays: bool = False,
+    cache: str | int = CACHE_BYTES,
+    **options: Any,
+) -> DataFrame:
+    """Join two streaming DataFrames, or two batch ones, by windows: every pair whose times lie close enough, once.
+
+    The words mean what they mean in `watersmeet.window_join`: with `window=("10 min", "1 min")`, a left row meets right
+    rows that are at most ten minutes younger or one minute older. A pair is found in the batch that brings its second
+    row. What has left its window is forgotten, so state stays bounded; what does not fit into `memory` is on disk.
+
+    The rows of a batch have no order but that of their times. Before each batch, an input has come as far as its newest
+    row in all batches before; a row that is older than that by more than `lateness` is late. Rows without a time meet
+    nothing. In batch DataFrames nothing is late.
+
+    :param on: a column of both inputs, `"left_column = right_column"`, or a list of these; a band may stand beside
+        them.
+    :param time: the column that tells the time, `"left_column = right_column"` if they have different names: dates,
+        timestamps or integers.
+    :param window: `"10 min"`, or for a column of integers a number; `watersmeet.landmark("1 day")`, all rows since the
+        last midnight (UTC); `watersmeet.age("1 min", "10 min")`, rows that are so old. Two of them, for the left and
+        the right input, if they differ. Windows of so many rows are not for Spark.
+    :param slide: windows move by so much at once, and keep rows until then.
+    :param lateness: by so much a row may be older than the newest of its input in the batches before.
+    :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
+        ignores them, `"error"` ends the query. They are counted in the progress, as `left_late` and `right_late`.
+    :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; windows that are larger are on disk,
+        and are read once in every batch.
+    :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
+        such as `s3://bucket/state`; streams need one, batch DataFrames none.
+    :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
+    :param suffixes: added to columns that both inputs have and that are not joined on.
+    :param algorithm: `"auto"`, `"ah_ewj"`, `"ewj"` or, for windows that fit into memory, `"symmetric_window"`.
+    :param delays: of timestamps: the progress has the delays of results, from the time of the later row to when the
+        pair was found (`left_delay_p50_ms` and so on, by that row's input).
+    :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
+    :param options: the algorithm's own; they are part of the state, and cannot change when the query is started again.
+    """
+    windows = parse_windows(window, time, slide, lateness, late)
+    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
+    groups = group_count(plan.frames[0], partitions, plan.spec)
+    delayed = plan.delay_columns() if delays else None
+    tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=plan.state is not None)
+    task = WindowTask(
+        plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache)
+    )
+    rows = tagging.shuffled(*plan.frames, carry_sign=False)
+    run = portable(task, left.sparkSession)
+    if plan.state is None:
+        return rows.mapInArrow(run, plan.results)
+    measured = rows.mapInArrow(run, with_measures(plan.results))
+    return observed(measured, Path(plan.state).name, plan.memory, figure_names(late=True), SIDES if delayed else ())
+
+
+@dataclass(frozen=True)
+class PlannedWindowJoin:
+    """A window join of two DataFrames, checked: what any way to run it on Spark needs to know."""
+
+    frames: tuple[DataFrame, DataFrame]
+    schemas: tuple[st.StructType, ...]
+    factory: WindowFactory
+    memory: int
+    state: str | None
+    """Where state is kept; None for batch DataFrames, which keep none."""
+    retain: int
+
+    @classmethod
+    def of(
+        cls,
+        left: DataFrame,
+        right: DataFrame,
+        on: tuple[Condition, ...],
+        windows: WindowSpec,
+        suffixes: tuple[str, str],
+        algorithm: str,
+        memory: str | int,
+        state: str | os.PathLike[str] | None,
+        options: Mapping[str, Any],
+    ) -> PlannedWindowJoin:
+        """Check what was asked for."""
+        streaming = is_streaming(left, right)
+        left, right = (
+            signs_last(frame, keep=False) if has_signs(frame, name) else frame
+            for frame, name in zip((left, right), NAMES, strict=True)
+        )
+        schemas = plain_schemas(left, right)
+        arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
+        spec = WindowJoinSpec(arrow[0], arrow[1], on, suffixes=suffixes, names=NAMES, window=windows)
+        budget = parse_memory(memory)
+        factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm, options)
+        Shares.check(budget, factory.least_memory())
+        return cls((left, right), schemas, factory, budget, state_path(state, streaming), retained_batches(left))
+
+    @property
+    def spec(self) -> WindowJoinSpec:
+        """What is joined."""
+        return self.factory.spec
+
+    @property
+    def keys(self) -> tuple[list[int], list[int]]:
+        """The key columns of each side, by position."""
+        return key_columns(self.spec, self.schemas)
+
+    @property
+    def times(self) -> tuple[list[int], ...]:
+        """The column of each side that tells the time."""
+        return tuple([schema.names.index(name)] for schema, name in zip(self.schemas, self._time, strict=True))
+
+    @property
+    def results(self) -> st.StructType:
+        """The schema of what comes out."""
+        return output_schema(self.spec, self.schemas)
+
+    @property
+    def _time(self) -> tuple[str, str]:
+        found = self.spec.window.time
+        assert found is not None, "windows of rows were refused"
+        return found
+
+    def delay_columns(self) -> tuple[str, str] | None:
+        """The columns of the results from which delays are counted; an error if they are not timestamps."""
+        types = self.spec.time_types
+        if not all(pa.types.is_timestamp(type_) for type_ in types):
+            raise SpecError(f"delays are told by timestamps, and the times are {types[0]}; leave delays= out")
+        return time_columns(self.spec, self._time)

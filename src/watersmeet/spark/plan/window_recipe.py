@@ -1,0 +1,87 @@
+"""The window join of two inputs as something that Spark's tasks can make operators from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet import planner
+from watersmeet.core.choices import check_choice
+from watersmeet.core.errors import SpecError
+from watersmeet.core.protocol import Snapshot
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.joins.window.spilling import SpillingWindowJoin
+from watersmeet.joins.window.symmetric_window import SymmetricWindow
+from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.spill.store import Store
+
+
+@dataclass(frozen=True)
+class WindowFactory:
+    """A window join and the name of its algorithm.
+
+    >>> from watersmeet.core.spec import parse_on
+    >>> from watersmeet.core.windows import parse_windows
+    >>> schema = pa.schema({"id": pa.int64(), "t": pa.int64()})
+    >>> spec = WindowJoinSpec(schema, schema, parse_on("id"), window=parse_windows(10, "t"))
+    >>> WindowFactory.of(spec, 1 << 20, "auto").algorithm
+    'ah_ewj'
+    """
+
+    spec: WindowJoinSpec
+    algorithm: str
+    options: tuple[tuple[str, Any], ...] = ()
+    """The algorithm's own, by name."""
+
+    @classmethod
+    def of(
+        cls, spec: WindowJoinSpec, memory: int, algorithm: str, options: Mapping[str, Any] | None = None
+    ) -> WindowFactory:
+        """A factory for the algorithm that the planner chooses; an error if it cannot run in micro-batches."""
+        if spec.counted:
+            raise SpecError(
+                "a window of rows counts all rows of an input in the order in which they come, and neither is known to "
+                "the tasks of a batch; give a window of time, such as '10 min'"
+            )
+        chosen, _ = planner.choose_window(spec, memory, algorithm)
+        if not issubclass(chosen, SpillingWindowJoin | SymmetricWindow):
+            fit = [name for name, join in planner.WINDOW_ALGORITHMS.items() if issubclass(join, SpillingWindowJoin)]
+            raise SpecError(
+                f"algorithm={algorithm!r} does not find all pairs of a batch by its end, as is needed on Spark; take "
+                f"{', '.join([*fit, SymmetricWindow.name])}, or leave algorithm= out"
+            )
+        check_choice(chosen.name, options or {}, planner.WINDOW_ALGORITHMS)
+        return cls(spec, chosen.name, tuple(sorted((options or {}).items())))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the join, its algorithm and what that was told."""
+        told = f"-{hashlib.sha256(repr(self.options).encode()).hexdigest()[:8]}" if self.options else ""
+        return f"{self.spec.fingerprint}-{self.algorithm}{told}"
+
+    @property
+    def inputs(self) -> tuple[pa.Schema, pa.Schema]:
+        """The schema of each input."""
+        return self.spec.left, self.spec.right
+
+    @property
+    def output(self) -> pa.Schema:
+        """The schema of the results."""
+        return self.spec.schema
+
+    def least_memory(self) -> int:
+        """The smallest budget the algorithm can work in."""
+        return planner.WINDOW_ALGORITHMS[self.algorithm].least_memory(self.spec, **dict(self.options))
+
+    def build(self, memory: int, store: Store) -> WindowJoin:
+        """An operator that has seen nothing."""
+        return planner.build_window(self.spec, memory, store, self.algorithm, **dict(self.options))
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> WindowJoin:
+        """An operator that goes on where the snapshot was taken."""
+        kind = planner.WINDOW_ALGORITHMS[self.algorithm]
+        return kind.restore(self.spec, snapshot, memory, store, **dict(self.options))

@@ -1,0 +1,200 @@
+"""Where the rows of a parallel join go: which slot joins which group of keys, and how hot keys are split over slots.
+
+There are many more groups than slots, and a row belongs to the group of its key's hash. A key that outgrows a slot gets
+a home of its own: some more groups, over which the rows of one side are spread, while those of the other are copied to
+all of them. So every pair meets in one of these groups, once.
+
+When a key moves to a new home, the rows that came before stay in the old one. Until they have expired, new rows visit
+them there: they are looked up, and not kept::
+
+    left row of the key  ──▶ one group of the new home     right row ──▶ all groups of the new home    (kept there)
+                         ──▶ the old home                            ──▶ the old home                  (only looks)
+
+Any map from groups to slots gives the same results. The homes of keys are part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from watersmeet.records.times import NEVER, Timing
+
+INPUTS = 2
+
+
+class Role(IntEnum):
+    """What a row does in the group that it is sent to."""
+
+    OWN = 0
+    """It is kept, and looks up rows of the other side."""
+    COPY = 1
+    """The same, but it is there only because it is copied: it is counted elsewhere."""
+    VISIT = 2
+    """It looks up rows of the other side, and is not kept."""
+
+
+WAKE = INPUTS * len(Role)
+"""The kind of rows that only wake a slot; the others' is their role's, and their side."""
+KINDS = WAKE + 1
+
+_PLAIN = ("epoch", "began", "run", "settled")
+"""What of a routing JSON holds as it is."""
+Place = tuple[int, int]
+"""A group that a row is sent to, and the kind of row that it is there."""
+
+
+def kind_of(role: Role, side: int) -> int:
+    """What the tag of a row says of it, besides the group.
+
+    >>> kind_of(Role.OWN, 1), kind_of(Role.VISIT, 0)
+    (1, 4)
+    """
+    return role * INPUTS + side
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The groups in which a key's rows meet: so many from the first on."""
+
+    first: int
+    ways: int = 1
+    spread: int = 0
+    """The side whose rows are spread; the other side's are copied to all of them."""
+    until: tuple[int, int] | None = None
+    """Of a home that the key has left: the newest times of the inputs, then."""
+
+    @property
+    def groups(self) -> range:
+        """All of them."""
+        return range(self.first, self.first + self.ways)
+
+    def has_expired(self, newest: Sequence[int], timing: Timing) -> bool:
+        """Whether no row is left in it that rows to come can meet, now that the inputs have reached these times."""
+        if self.until is None:
+            return False
+        return all(
+            last == NEVER or last < timing.expired_before(side, newest[1 - side], 0)
+            for side, last in enumerate(self.until)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    """A key that has, or had, a home of its own: by its hash, so that keys of one hash go together.
+
+    >>> key = HotKey(77, (Home(3, until=(10, 10)), Home(16, ways=2, spread=0)))
+    >>> key.places(0)
+    [[(16, 0), (3, 4)], [(17, 0), (3, 4)]]
+    >>> key.places(1)
+    [[(16, 1), (17, 3), (3, 5)]]
+    """
+
+    key: int
+    homes: tuple[Home, ...]
+    """The last one is the present one; in those before are rows that have not expired."""
+
+    @property
+    def home(self) -> Home:
+        """Where its rows are kept."""
+        return self.homes[-1]
+
+    def places(self, side: int) -> list[list[Place]]:
+        """Where a row of a side goes: one of these lists, whichever."""
+        found = []
+        home = self.home
+        for choice in range(home.ways if side == home.spread else 1):
+            if side == home.spread:
+                places = [(home.first + choice, kind_of(Role.OWN, side))]
+            else:
+                places = [(group, kind_of(Role.COPY if i else Role.OWN, side)) for i, group in enumerate(home.groups)]
+            for old in self.homes[:-1]:
+                # What was copied is in every group, what was spread in one of them.
+                visited = [old.first + choice % old.ways] if side == old.spread else list(old.groups)
+                places += [(group, kind_of(Role.VISIT, side)) for group in visited]
+            found.append(places)
+        return found
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where rows go in one micro-batch.
+
+    >>> routing = Routing.begin(groups=4, slots=2)
+    >>> routing.owner, routing.groups_of(1)
+    ((0, 1, 0, 1), [1, 3])
+    """
+
+    owner: tuple[int, ...]
+    """The slot of each group; -1 for groups of homes that are no more."""
+    active: tuple[int, ...]
+    """Slots that have groups, or are to get some."""
+    hot: tuple[HotKey, ...] = ()
+    moved: tuple[int, ...] = ()
+    """Groups that come to another slot, or into being, with this batch."""
+    epoch: int = 0
+    """The batch with which the present epoch began."""
+    began: float = 0.0
+    """When that was, in seconds since 1970; 0: not yet known."""
+    run: str = ""
+    """The run of the query that has settled this."""
+    settled: float = 0.0
+    """When, in seconds since 1970: Spark then begins to send rows to the slots."""
+
+    @classmethod
+    def begin(cls, groups: int, slots: int) -> Routing:
+        """All groups dealt to so many slots."""
+        return cls(tuple(group % slots for group in range(groups)), tuple(range(slots)))
+
+    def groups_of(self, slot: int) -> list[int]:
+        """What a slot joins."""
+        return [group for group, owner in enumerate(self.owner) if owner == slot]
+
+    def within(self, least: int, most: int) -> Routing:
+        """The same if it has as many slots as there may be now, else all groups dealt anew."""
+        if least <= len(self.active) <= most and max(self.active) < most:
+            return self
+        slots = min(max(len(self.active), least), most)
+        owner = tuple(-1 if slot < 0 else group % slots for group, slot in enumerate(self.owner))
+        moved = tuple(group for group, slot in enumerate(owner) if slot != self.owner[group])
+        return replace(self, owner=owner, active=tuple(range(slots)), moved=moved)
+
+    def without_expired(self, newest: Sequence[int], timing: Timing) -> Routing:
+        """The same without homes in which nothing is left, the inputs having reached these times."""
+        owner = list(self.owner)
+        hot = []
+        for key in self.hot:
+            homes = tuple(home for home in key.homes if not home.has_expired(newest, timing))
+            for gone in set(key.homes) - set(homes):
+                if gone.ways > 1:
+                    owner[gone.first : gone.first + gone.ways] = [-1] * gone.ways
+            if len(homes) > 1 or homes[0].ways > 1:
+                hot.append(HotKey(key.key, homes))
+        return replace(self, owner=tuple(owner), hot=tuple(hot))
+
+    def to_json(self) -> dict[str, Any]:
+        """As something that JSON can hold."""
+        hot = [[key.key, [[home.first, home.ways, home.spread, home.until] for home in key.homes]] for key in self.hot]
+        rest = {name: getattr(self, name) for name in _PLAIN}
+        return {"owner": self.owner, "active": self.active, "hot": hot, "moved": self.moved, **rest}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Routing:
+        """What `to_json` has made.
+
+        >>> key = HotKey(77, (Home(3, until=(10, 10)), Home(4, ways=2)))
+        >>> routing = Routing((0, 1, 0, 0, 1, 0), (0, 1), (key,), (4, 5), 7, 1.5, "run", 2.5)
+        >>> import json
+        >>> Routing.from_json(json.loads(json.dumps(routing.to_json()))) == routing
+        True
+        """
+        hot = tuple(HotKey(key, tuple(map(_home, homes))) for key, homes in found["hot"])
+        rest = {name: found[name] for name in _PLAIN}
+        return cls(tuple(found["owner"]), tuple(found["active"]), hot, tuple(found["moved"]), **rest)
+
+
+def _home(found: list[Any]) -> Home:
+    first, ways, spread, until = found
+    return Home(first, ways, spread, None if until is None else (until[0], until[1]))

@@ -1,0 +1,1 @@
+"""State on shared files: write-once, in versions, published whole."""

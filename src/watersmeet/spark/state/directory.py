@@ -1,0 +1,391 @@
+"""The state of a streaming join on disk: whose it is, which batches it has seen, and what each group holds.
+
+```
+state/
+  state.json                        the join and the query that it belongs to
+  runs/000001                       the second start of the query, and the batch it began with
+  batches/000000000012              batch 12 has begun; says in which run of the query
+  marks/                            of a window join: the times that its inputs have reached (see `watermarks`)
+  routing/                          of a parallel join: which slot has which group (see `routing_files`)
+  group-0003/
+    manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
+    left-12-77a1c2d3-5f0c-0         a segment, written once
+```
+
+Nothing is ever rewritten: a file is written under a name of its own and renamed when it is whole, and a task that is
+run again begins from the batch before. A manifest appears after all that it names has reached the disk, and a task
+answers after that, so Spark never counts a batch as done whose state a power cut can take back. A group that was given
+no row in a batch has no manifest of it: its state is that of the last one before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from watersmeet.core.errors import SnapshotError
+from watersmeet.runs.hash_runs import Run
+from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove, sync
+from watersmeet.spark.state.lineage import Lineage, enter, token
+from watersmeet.spark.state.remote import CACHE_BYTES, Place, store_at
+
+FORMAT = 3
+SEGMENTS = "segments"
+"""In the manifest of an operator: the names of its segments."""
+RESULTS = "results"
+"""In the manifest of an operator that may give other results when it is repeated: the names of the files that keep what
+the batch gave, until it is over."""
+_MANIFEST = "manifest-"
+_NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
+_SWEEP_EVERY = 8
+"""Batches between two sweeps of a group: reading all its manifests costs more than the room they take."""
+_KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
+"""Of manifests that this process has read: when they were written, and the files that they name."""
+_MOST_KNOWN = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who keeps state: a join, its number of groups, and the query it runs in."""
+
+    fingerprint: str
+    groups: int
+    query: str
+    word: str = "partitions"
+    """What the user calls the number of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch: its number, and the run of the query (from one start to the next) that it is part of."""
+
+    number: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a group holds after a batch: the runs of each side, from the oldest to the newest."""
+
+    batch: int
+    runs: tuple[tuple[Run, ...], tuple[Run, ...]]
+
+    @classmethod
+    def nothing(cls) -> Held:
+        """What a group holds before its first row."""
+        return cls(-1, ((), ()))
+
+    def segments(self) -> set[str]:
+        """The names of all segments."""
+        return {segment.name for runs in self.runs for run in runs for segment in run.segments}
+
+
+class StateDirectory:
+    """A join's state as a task of one batch sees it; refuses a state that is not the one this batch goes on from."""
+
+    def __init__(self, path: Place, owner: Owner, batch: Batch, retain: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self.path = path
+        self.batch = batch
+        self.groups = owner.groups
+        self._retain = max(2, retain)
+        self._cache_bytes = cache_bytes
+        self._batches = path / "batches"
+        self._check_owner(owner)
+        self._lineage = enter(path / "runs", batch.run, batch.number)
+        self._begin()
+
+    @property
+    def lineage(self) -> Lineage:
+        """The runs of the query up to this one."""
+        return self._lineage
+
+    @property
+    def retain(self) -> int:
+        """How many batches the query may go back."""
+        return self._retain
+
+    def group(self, number: int) -> GroupState:
+        """The state of one group of keys."""
+        path = self.path / f"group-{number:04d}"
+        make_directory(path)
+        return GroupState(path, self.batch, self._retain, self._lineage, self._cache_bytes)
+
+    def _check_owner(self, owner: Owner) -> None:
+        target = self.path / "state.json"
+        text = {"format": FORMAT, "join": owner.fingerprint, "groups": owner.groups, "query": owner.query}
+        if not target.exists():
+            if self.batch.number > 0:
+                raise SnapshotError(
+                    f"there is no state in {self.path}, but the query goes on with batch {self.batch.number}; put the "
+                    f"state directory back, or start again with a new checkpoint"
+                )
+            make_directory(self._batches)
+            publish(target, checked_json(text), first_wins=True)
+        found = read_json(target)
+        if found.get("format") != FORMAT:
+            raise SnapshotError(f"the state in {self.path} has another format; start again with a new directory")
+        if found["query"] != owner.query:
+            raise SnapshotError(
+                f"the state in {self.path} belongs to query {found['query']}, not to this one ({owner.query}); choose "
+                f"another state directory, or start the query with the checkpoint that belongs to the state"
+            )
+        if found["join"] != owner.fingerprint:
+            raise SnapshotError(
+                f"the state in {self.path} belongs to another join: inputs, conditions, suffixes or algorithm are not "
+                f"those it was begun with; change them back, or start again with a new state directory and checkpoint"
+            )
+        if found["groups"] != owner.groups:
+            raise SnapshotError(
+                f"the state in {self.path} has {found['groups']} groups, not {owner.groups}; "
+                f"join with {owner.word}={found['groups']}"
+            )
+
+    def _begin(self) -> None:
+        """Take note that the batch has begun, once the one before is found to have been here."""
+        number, run = self.batch.number, self.batch.run
+        names = names_in(self._batches)
+        seen = sorted(int(name) for name in names if name.isdigit())
+        if number > 0 and number - 1 not in seen:
+            there = f"goes up to batch {seen[-1]}" if seen else "knows of no batch"
+            raise SnapshotError(
+                f"the state in {self.path} {there}, but the query goes on with batch {number} and "
+                f"needs batch {number - 1}; put back the state that belongs to the checkpoint, or start both again"
+            )
+        newer = [each for each in seen if each > number]
+        earlier = self._lineage.before(run)
+        if any(self._run_of(each) not in earlier for each in newer):
+            raise SnapshotError(
+                f"batch {number} has been finished by another attempt, and the query has gone on to {newer[-1]}; "
+                f"this attempt comes too late and changes nothing"
+            )
+        if number in seen and self._run_of(number) == run:
+            return
+        if number in seen or newer:  # the query was started again, and goes back
+            self._forget_from(number, {token(each) for each in earlier}, replayed=not newer)
+            for each in newer:
+                remove(self._mark(each))
+        publish(self._mark(number), run.encode())
+        for name in names:
+            begun = name.removeprefix(".").partition(".")[0]  # hidden: left by a task that was killed
+            if begun.isdigit() and int(begun) < number - self._retain:
+                remove(self._batches / name)
+
+    def _forget_from(self, number: int, tokens: set[str], replayed: bool = False) -> None:
+        """Drop what earlier runs of the query kept of this batch and of later ones.
+
+        Of a batch that is only replayed, versions that carry their results stay: the sink may have taken these.
+        """
+        groups: Iterable[Place] = self.path.glob("group-*")
+        for group in groups:
+            names = names_in(group)
+            stays = replayed and any(
+                batch_of(name) == number and name.startswith(_MANIFEST) and _carries_results(group / name)
+                for name in names
+            )
+            for name in names:
+                if batch_of(name) >= number + stays and token_of(name) in tokens:
+                    remove(group / name)
+
+    def _mark(self, number: int) -> Place:
+        return self._batches / f"{number:012d}"
+
+    def _run_of(self, number: int) -> str:
+        try:
+            return self._mark(number).read_text()
+        except OSError:
+            return ""
+
+
+class GroupState:
+    """One group's versions, as a task of one batch sees them."""
+
+    def __init__(
+        self, path: Place, batch: Batch, retain: int, lineage: Lineage, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.store = store_at(path, cache_bytes)
+        self._path = path
+        self._batch = batch
+        self._retain = retain
+        self._lineage = lineage
+        self._attempt = f"{token(batch.run)}-{uuid.uuid4().hex[:12]}"
+        self._written = 0
+        self._last = -1
+        """The batch of which the group's state was, when this one began."""
+
+    @property
+    def place(self) -> str:
+        """The group's directory."""
+        return str(self._path)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that is at work."""
+        return self._batch
+
+    @property
+    def attempt(self) -> str:
+        """What tells this attempt at the batch from all others."""
+        return self._attempt
+
+    def name(self, side: int) -> str:
+        """A new segment's name, which no other attempt uses."""
+        return self.file(("left", "right")[side])
+
+    def file(self, kind: str) -> str:
+        """A new file's name, which no other attempt uses."""
+        self._written += 1
+        return f"{kind}-{self._batch.number}-{self._attempt}-{self._written - 1}"
+
+    def before(self) -> Held:
+        """What the group held when the batch began."""
+        found = self.latest()
+        return Held.nothing() if found is None else _held(found)
+
+    def latest(self) -> dict[str, Any] | None:
+        """The last manifest from before the batch; None if there is none."""
+        names = names_in(self._path)
+        earlier = [each for each in manifests(names, self._lineage).items() if each[0] < self._batch.number]
+        self._last = earlier[-1][0] if earlier else -1
+        # A batch whose segments are here has ended, or this one would not have begun: its manifest must be here, too.
+        for name in names:
+            batch = batch_of(name)
+            if self._last < batch < self._batch.number and _is_segment(name) and _is_valid(name, self._lineage):
+                raise SnapshotError(
+                    f"the manifest of batch {batch} is missing from {self._path}, where segment {name!r} of "
+                    f"that batch is; put it back, or start again with a new state directory and checkpoint"
+                )
+        return self._load(*earlier[-1]) if earlier else None
+
+    def published(self) -> dict[str, Any] | None:
+        """The manifest of this very batch, if an attempt of this run has published it.
+
+        The same of an earlier run, if this one only repeats the batch, becomes this run's: what it carries may have
+        reached the sink.
+        """
+        number = self._batch.number
+        own = manifest_name(number, self._batch.run)
+        if (self._path / own).exists():
+            return self._load(number, own)
+        for run in self._lineage.repeated(number):
+            name = manifest_name(number, run)
+            if (self._path / name).exists():
+                found = self._load(number, name)
+                if RESULTS in found:
+                    publish(self._path / own, checked_json(found), first_wins=True)
+                    return self._load(number, own)
+        return None
+
+    def publish(self, held: Held) -> None:
+        """Make this what the group holds after the batch, all at once."""
+        self._publish({"sides": [[run.to_json() for run in runs] for runs in held.runs]}, held.segments(), False)
+
+    def publish_once(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Make this what the group holds after the batch, unless another attempt was first; returns what holds now."""
+        self._publish(content, {*content[SEGMENTS], *content.get(RESULTS, ())}, True)
+        return self._load(self._batch.number, manifest_name(self._batch.number, self._batch.run))
+
+    def _publish(self, content: dict[str, Any], files: set[str], first_wins: bool) -> None:
+        number, run = self._batch.number, self._batch.run
+        whole = {"format": FORMAT, "batch": number, "run": run, "attempt": self._attempt, **content}
+        # What was merged away within the batch is never needed, so only what is named is brought to the disk.
+        sync(self._path / name for name in sorted(files) if self._attempt in name)
+        publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=first_wins)
+        if self._last // _SWEEP_EVERY < number // _SWEEP_EVERY:  # whichever batches the group has rows in
+            self.sweep()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Drop files that no version needs."""
+        for name in names:
+            remove(self._path / name)
+
+    def sweep(self) -> None:
+        """Drop versions that nobody can go back to, and files that no version needs: those of dead attempts, too."""
+        oldest = self._batch.number - self._retain
+        names = names_in(self._path)
+        versions = manifests(names, self._lineage)
+        needed_from = max((batch for batch in versions if batch <= oldest), default=0)
+        needed = set[str]()
+        for batch, name in versions.items():
+            if batch >= needed_from:
+                needed |= {name} | self._files_of(batch, name)
+        for name in names:
+            if name not in needed and -1 < batch_of(name) <= oldest:
+                remove(self._path / name)
+
+    def _files_of(self, batch: int, name: str) -> frozenset[str]:
+        """What a version needs; manifests that this process has read before, and nobody has touched, are not read."""
+        path = f"{self._path}/{name}"
+        stamp = os.stat(path).st_mtime_ns if os.path.exists(path) else 0  # noqa: PTH110, PTH116 - of hundreds
+        found = _KNOWN.get(path)
+        if found is None or found[0] != stamp:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            found = _KNOWN[path] = stamp, _files(self._load(batch, name))
+        return found[1]
+
+    def _load(self, batch: int, name: str) -> dict[str, Any]:
+        path = self._path / name
+        found = read_json(path)
+        if found.get("format") != FORMAT or found.get("batch") != batch:
+            raise SnapshotError(f"{path} is not the manifest of batch {batch}; put back the one that was there")
+        return found
+
+
+def _carries_results(manifest: Place) -> bool:
+    try:
+        return RESULTS in read_json(manifest)
+    except SnapshotError:
+        if manifest.exists():
+            raise
+        return False  # another task of the batch has dropped it
+
+
+def _held(manifest: dict[str, Any]) -> Held:
+    left, right = (tuple(Run.from_json(run) for run in runs) for runs in manifest["sides"])
+    return Held(manifest["batch"], (left, right))
+
+
+def _files(manifest: dict[str, Any]) -> frozenset[str]:
+    """What a version needs."""
+    if SEGMENTS in manifest:
+        return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
+    return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run["segments"])
+
+
+def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
+    """Of the names in a group's directory, those of valid manifests, by their batches and in order."""
+    found = {batch_of(name): name for name in names if name.startswith(_MANIFEST) and _is_valid(name, lineage)}
+    return dict(sorted(found.items()))
+
+
+def manifest_name(batch: int, run: str) -> str:
+    """What the manifest of a batch is called."""
+    return f"{_MANIFEST}{batch:012d}-{token(run)}"
+
+
+def batch_of(name: str) -> int:
+    """The batch of a segment or manifest, hidden or not; -1 for any other file.
+
+    >>> batch_of("left-12-77a1c2d3-5f0c-0"), batch_of(".manifest-000000000012-77a1c2d3.5f0c"), batch_of("notes.txt")
+    (12, 12, -1)
+    """
+    found = _NAME.match(name)
+    return int(found["batch"]) if found else -1
+
+
+def token_of(name: str) -> str:
+    """The token of the run that wrote a segment or manifest; empty for any other file."""
+    found = _NAME.match(name)
+    return found["token"] if found else ""
+
+
+def _is_valid(name: str, lineage: Lineage) -> bool:
+    return lineage.answers_for(batch_of(name), token_of(name))
+
+
+def _is_segment(name: str) -> bool:
+    return not name.startswith((".", _MANIFEST))

@@ -1,0 +1,92 @@
+"""The runs of a query, from one start to the next, in their order: which of them answers for which batch.
+
+A query whose driver died is started again while tasks of the run before may still be at work somewhere, unaware. Each
+run enters its name in a list before it touches anything, and the list decides:
+
+    run  began with      answers for
+    a    batch 0         0 .. 11         (it began 12, and perhaps 13, too: these are void)
+    b    batch 12        12 ..
+
+Only the last run may begin batches. What a run before it still leaves behind bears that run's name, and is not looked
+at for the batches that it no longer answers for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from watersmeet.core.errors import SnapshotError
+from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json
+from watersmeet.spark.state.remote import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Runs and the first batch of each, from the first run to the last.
+
+    >>> lineage = Lineage((("a", 0), ("b", 12)))
+    >>> [lineage.answers_for(batch, token("a")) for batch in (11, 12)], lineage.before("b")
+    ([True, False], {'a'})
+    """
+
+    runs: tuple[tuple[str, int], ...]
+
+    def answers_for(self, batch: int, run_token: str) -> bool:
+        """Whether the run with this token is the one whose state of a batch is valid."""
+        return self.token_for(batch) == run_token
+
+    def token_for(self, batch: int) -> str | None:
+        """The token of the run that answers for a batch."""
+        return next((token(run) for run, first in reversed(self.runs) if first <= batch), None)
+
+    def repeated(self, batch: int) -> list[str]:
+        """The earlier runs, the last one first, at whose batch the query has been started again ever since.
+
+        >>> Lineage((("a", 0), ("b", 12), ("c", 12))).repeated(12), Lineage((("a", 0), ("b", 12))).repeated(13)
+        (['b', 'a'], [])
+        """
+        found = []
+        for (earlier, _), (_, first) in zip(reversed(self.runs[:-1]), reversed(self.runs[1:]), strict=True):
+            if first != batch:
+                break
+            found.append(earlier)
+        return found
+
+    def before(self, run: str) -> set[str]:
+        """The runs that came before this one."""
+        names = [each for each, _ in self.runs]
+        return set(names[: names.index(run)])
+
+
+def enter(directory: Place, run: str, batch: int) -> Lineage:
+    """The runs up to this one, which is entered with the batch it begins with; an error if a later one has been."""
+    make_directory(directory)
+    while True:
+        runs = tuple(_read(directory))
+        if run in (each for each, _ in runs):
+            if runs[-1][0] == run:
+                return Lineage(runs)
+            raise SnapshotError(
+                f"the query has been started again since batch {batch} was begun; this attempt belongs to an earlier "
+                f"start ({run}) and changes nothing"
+            )
+        entry = checked_json({"run": run, "first": batch})
+        if publish(directory / f"{len(runs):06d}", entry, first_wins=True):
+            return Lineage((*runs, (run, batch)))
+
+
+def _read(directory: Place) -> Iterator[tuple[str, int]]:
+    for place, name in enumerate(sorted(name for name in names_in(directory) if name.isdigit())):
+        if int(name) != place:
+            raise SnapshotError(
+                f"{directory / f'{place:06d}'} is missing; put it back, or start again with a new state"
+            )
+        found = read_json(directory / name)
+        yield found["run"], found["first"]
+
+
+def token(run: str) -> str:
+    """A run of the query, as it is part of the names of its files."""
+    return f"{zlib.crc32(run.encode()):08x}"

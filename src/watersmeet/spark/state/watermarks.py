@@ -1,0 +1,80 @@
+"""How far the inputs of a streaming window join have come, in all groups: what a batch's tasks tell those of the next.
+
+A group sees only its own rows. What is late, and what has expired, depends on the newest time of an input wherever it
+came: a group to which nothing comes any more must let its rows go, too. So each task leaves the newest times of its
+rows behind, in the name of an empty file, and the first task of the next batch that looks adds them up for all others::
+
+    marks/
+      mark-12-77a1c2d3-0003.1700000000.1699999990    batch 12, group 3: the newest left and the newest right time
+      known-13-77a1c2d3                              what was known when batch 13 began
+
+Both depend on the rows of finished batches alone, so whoever writes them, and however often, writes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from watersmeet.spark.state.directory import StateDirectory, batch_of, token_of
+from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove
+from watersmeet.spark.state.lineage import token
+from watersmeet.spark.state.remote import Place
+
+_MARK = "mark-"
+_KNOWN = "known-"
+
+
+class Marks:
+    """The times that the inputs had reached before a batch, and those that they have reached in it."""
+
+    def __init__(self, directory: StateDirectory, inputs: int, never: int) -> None:
+        """`never` is the time of an input that has told none."""
+        self._path: Place = directory.path / "marks"
+        self._batch = directory.batch
+        self._lineage = directory.lineage
+        self._retain = directory.retain
+        self._nothing = [never] * inputs
+
+    def before(self) -> list[int]:
+        """The newest time of each input in all batches before this one."""
+        number = self._batch.number
+        if number == 0:
+            return self._nothing
+        make_directory(self._path)
+        names = names_in(self._path)
+        known = {batch_of(name): name for name in names if name.startswith(_KNOWN) and self._is_valid(name)}
+        base = max((batch for batch in known if batch <= number), default=0)
+        newest: list[int] = read_json(self._path / known[base])["newest"] if base else self._nothing
+        if base == number:
+            return newest
+        for name in names:
+            if name.startswith(_MARK) and base <= batch_of(name) < number and self._is_valid(name):
+                newest = [max(pair) for pair in zip(newest, _times(name), strict=True)]
+        whose = self._lineage.token_for(number - 1)
+        publish(self._path / f"{_KNOWN}{number}-{whose}", checked_json({"newest": newest}), first_wins=True)
+        self._clean(names, base)
+        return newest
+
+    def tell(self, group: int, newest: Sequence[int]) -> None:
+        """The newest times of a group's rows in this batch."""
+        make_directory(self._path)
+        times = "".join(f".{time}" for time in newest)
+        publish(self._path / f"{_MARK}{self._batch.number}-{token(self._batch.run)}-{group:04d}{times}", b"")
+
+    def _is_valid(self, name: str) -> bool:
+        """Whether the run that has finished the last batch that this speaks of is the one that answers for it."""
+        last = batch_of(name) - name.startswith(_KNOWN)
+        return self._lineage.answers_for(last, token_of(name))
+
+    def _clean(self, names: Sequence[str], base: int) -> None:
+        """Drop marks that have been added up, sums that nobody can go back to, and what is void."""
+        oldest = min(base, self._batch.number - self._retain)
+        for name in names:
+            batch = batch_of(name)
+            needed = batch >= (oldest if name.startswith(_KNOWN) else base) and self._is_valid(name)
+            if not needed and batch >= 0:
+                remove(self._path / name)
+
+
+def _times(name: str) -> list[int]:
+    return [int(time) for time in name.split(".")[1:]]

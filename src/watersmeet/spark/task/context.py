@@ -1,0 +1,35 @@
+"""What a task learns from Spark about where it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyspark import TaskContext
+
+from watersmeet.core.errors import SnapshotError
+from watersmeet.spark.state.directory import Batch
+
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+"""Of a streaming query's jobs, the group is the run: a new one each time the query is started."""
+
+
+def scratch_directory() -> Path | None:
+    """Where Spark lets tasks put what does not fit into memory."""
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return Path(directories[0]) if directories[0] else None
+
+
+def current_batch() -> tuple[Batch, str]:
+    """Which batch of which query this task is part of."""
+    context = TaskContext.get()
+    number = context.getLocalProperty(_BATCH_ID) if context is not None else None
+    query = context.getLocalProperty(_QUERY_ID) if context is not None else None
+    if context is None or number is None or query is None:
+        raise SnapshotError(
+            "this task is not part of a streaming query's micro-batch, so it cannot tell which state to go on from; "
+            "write the joined stream with writeStream, in micro-batches"
+        )
+    return Batch(int(number), context.getLocalProperty(_RUN_ID) or query), query

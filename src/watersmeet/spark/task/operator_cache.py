@@ -1,0 +1,121 @@
+"""Operators that a worker process keeps from one batch to the next, so that it need not restore them.
+
+Only a shortcut: a task takes a kept operator if it is exactly where the state directory says the group is, as of the
+very attempt that was published; else it restores the group's snapshot, and any worker can.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from watersmeet.core.errors import SegmentError
+from watersmeet.core.protocol import JoinOperator, Snapshot
+from watersmeet.memory import Budget
+from watersmeet.spark.state.directory import SEGMENTS, GroupState
+from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spill.store import Store
+
+
+class Keepable(JoinOperator, Protocol):
+    """An operator whose memory can be seen and let go."""
+
+    @property
+    def budget(self) -> Budget:
+        """What it may hold, and what it holds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything in memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An operator, its store, the attempt whose manifest describes it, and the memory that it was given."""
+
+    operator: Keepable
+    store: VersionedStore
+    attempt: str
+    memory: int
+
+
+class Factory(Protocol):
+    """What makes a group's operator."""
+
+    def build(self, memory: int, store: Store) -> Keepable:
+        """An operator that has seen nothing."""
+        ...
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
+        """An operator that goes on where the snapshot was taken."""
+        ...
+
+
+class KeptOperators:
+    """The operators of a process, least recently used first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """Bytes that all of them hold."""
+        return sum(kept.operator.budget.used for kept in self._kept.values())
+
+    def held_beside(self, place: str) -> int:
+        """Bytes that all but one group's hold."""
+        return sum(kept.operator.budget.used for other, kept in self._kept.items() if other != place)
+
+    def open(
+        self, group: GroupState, factory: Factory, memory: int, room: int, before: dict[str, Any] | None
+    ) -> tuple[Keepable, VersionedStore]:
+        """A group's operator as of the manifest of the batch before: kept, restored, or new if there is no state.
+
+        :param room: what operators of other groups may hold meanwhile
+        """
+        kept = self.take(group.place, before["attempt"] if before else None)
+        self.make_room(room)
+        if kept is not None and kept.memory != memory:
+            kept.operator.close()
+            kept = None
+        if kept is not None:
+            kept.store.go_on(group)
+            return kept.operator, kept.store
+        if before is None or before["snapshot"] is None:
+            store = VersionedStore(group)
+            return factory.build(memory, store), store
+        store = VersionedStore(group, before["files"])
+        try:
+            return factory.restore(Snapshot.from_json(before["snapshot"]), memory, store), store
+        except SegmentError as error:
+            raise store.named(error) from error
+
+    def take(self, place: str, attempt: str | None) -> Kept | None:
+        """A group's operator if it is as of this attempt; what is not is dropped."""
+        found = self._kept.pop(place, None)
+        if found is not None and found.attempt != attempt:
+            found.operator.close()
+            return None
+        return found
+
+    def make_room(self, room: int) -> None:
+        """Drop operators until the rest hold no more than this."""
+        while self._kept and self.held > room:
+            self._kept.popitem(last=False)[1].operator.close()
+
+    def keep(self, place: str, kept: Kept) -> None:
+        """Keep an operator for the next batch."""
+        self._kept[place] = kept
+
+
+def described(snapshot: Snapshot | None, store: VersionedStore) -> dict[str, Any]:
+    """What a manifest says of an operator, for `KeptOperators.open`; None: there is nothing left of it."""
+    files = store.files(snapshot.segments) if snapshot is not None else {}
+    saved = None if snapshot is None else snapshot.to_json()
+    return {"snapshot": saved, "files": files, SEGMENTS: [each[0] for each in files.values()]}
+
+
+WORKER = KeptOperators()
+"""This process's own."""

@@ -1,0 +1,166 @@
+"""The function of `mapInArrow` around an operator of the protocol: a batch of rows and signs in, results out.
+
+A verb adds an `OperatorFactory`; nothing here knows what its operator does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from watersmeet.core.protocol import Arrive, End, Status
+from watersmeet.spark.io.source import END
+from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
+from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.state.directory import Owner, StateDirectory
+from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
+from watersmeet.spark.task import operator_cache as kept_operators
+from watersmeet.spark.task.context import current_batch, scratch_directory
+from watersmeet.spark.task.figures import Figures, figures_row, with_figures
+from watersmeet.spark.task.operator_group import POLL_FUEL, BatchCounts, OperatorFactory, OperatorGroup, Shares
+from watersmeet.spark.task.ordered_rows import Arrivals
+from watersmeet.spark.task.punctuations import Punctuations
+from watersmeet.spill.file_store import FileStore
+
+Numbers = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """A streaming operator's task if it has a state directory, else that of one pass over batch DataFrames."""
+
+    factory: OperatorFactory
+    layout: RowLayout
+    memory: int
+    groups: int
+    fuel: int = 0
+    state: str | None = None
+    retain: int = 100
+    times: tuple[str, str] | None = None
+    """The columns of the results from which delays are counted."""
+    cache_bytes: int = CACHE_BYTES
+    """Of state elsewhere: what may be kept of it on this machine."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take the rows of one partition."""
+        return self._in_one_pass(batches) if self.state is None else self._go_on(place_of(self.state), batches)
+
+    def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""
+        first = next(batches, None)
+        if first is None:
+            return
+        incoming = _Incoming(self)
+        with FileStore(scratch_directory()) as store:
+            operator = self.factory.build(self.memory, store)
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                for number, rows in incoming.take(batch):
+                    operator.receive(Arrive(number, rows))
+                    status = Status.HAS_OUTPUT
+                    while status is Status.HAS_OUTPUT:
+                        step = operator.poll(0.0, POLL_FUEL)
+                        status = step.status
+                        if step.out is not None:
+                            yield step.out
+                batch = next(batches, None)
+            for number in range(len(self.factory.inputs)):
+                operator.receive(End(number))
+            status = Status.HAS_OUTPUT
+            while status is not Status.DONE:
+                step = operator.poll(0.0, POLL_FUEL)
+                status = step.status
+                if step.out is not None:
+                    yield step.out
+            operator.close()
+
+    def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began = time.monotonic()
+        batch, query = current_batch()
+        owner = Owner(self.factory.fingerprint, self.groups, query)
+        directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
+        # Sorting takes as much again of either.
+        limit = Shares.of(self.memory).arrivals * 7 // 8 if self.factory.punctuated else Shares.of(self.memory).arrivals
+        with ExitStack() as stack:
+            arrivals = stack.enter_context(closing(Arrivals(self.factory.inputs, limit, _scratch)))
+            told = None
+            if self.factory.punctuated:
+                told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit // 7, _scratch)))
+            incoming = _Incoming(self, told)
+            for each in batches:
+                for number, rows in incoming.take(each):
+                    arrivals.add(number, rows)
+            if incoming.group is None:
+                return
+            group = directory.group(incoming.group)
+            # Elsewhere, two attempts at once may both publish: as both begin from the snapshot, they find the same.
+            kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
+            work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
+            outcome = work.run(arrivals, frozenset(incoming.ended), told)
+        yield from with_figures(outcome.results)
+        yield figures_row(self.factory.output, _figures(outcome.counts, began).as_list())
+
+
+class _Incoming:
+    """Rows as Spark delivers them, the signs among them taken out."""
+
+    def __init__(self, task: OperatorTask, told: Punctuations | None = None) -> None:
+        """`told` takes the punctuations, if anybody is to make use of them."""
+        self.group: int | None = None
+        self.ended: set[int] = set()
+        self._task = task
+        self._told = told
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The ordinary rows of a batch, each piece of one input."""
+        if not batch.num_rows:
+            return
+        task = self._task
+        signs = batch.column(batch.num_columns - 1).to_numpy()
+        plain = batch
+        if signs.any():
+            tags = batch.column(0).to_numpy()
+            self.ended.update((tags[signs == SIGN_CODES[END]] % task.layout.kinds).tolist())
+            if self._told is not None:
+                self._punctuate(batch, tags % task.layout.kinds, signs)
+            plain = batch.filter(pa.array(signs == 0))
+            self.group = int(tags[0]) // task.layout.kinds if self.group is None else self.group
+        if plain.num_rows:
+            self.group, pieces = task.layout.split(plain, task.factory.inputs, self.group)
+            yield from pieces
+
+    def _punctuate(self, batch: pa.RecordBatch, kinds: Numbers, signs: Numbers) -> None:
+        assert self._told is not None
+        layout, inputs = self._task.layout, self._task.factory.inputs
+        for code in (SIGN_CODES[OVER], SIGN_CODES[UP_TO]):
+            for number in range(len(inputs)):
+                rows = batch.filter(pa.array((signs == code) & (kinds == number)))
+                if rows.num_rows:
+                    self._told.take(number, code, layout.rows_of(rows, number, inputs))
+
+
+def _scratch() -> FileStore:
+    return FileStore(scratch_directory())
+
+
+def _figures(counts: BatchCounts, began: float) -> Figures:
+    return Figures(
+        rows=counts.rows,
+        results=counts.results,
+        memory=counts.peak,
+        written=counts.written,
+        state_rows=counts.state_rows,
+        state_bytes=counts.state_bytes,
+        spilled=counts.spilled,
+        work_left=int(counts.work_left),
+        reactive=counts.reactive,
+        task_ms=round((time.monotonic() - began) * 1000),
+        delays=counts.delays,
+    )

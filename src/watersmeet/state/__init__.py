@@ -1,1 +1,0 @@
-"""What a join remembers of the rows it has seen."""

@@ -1,0 +1,221 @@
+"""Window joins step by step: expiry, spilling, what is left on disk, what progress says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import watersmeet as wm
+from watersmeet.checks.windows import conform_windows
+from watersmeet.core.cost import Cost
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.protocol import Arrive, End, Stall, Status
+from watersmeet.core.spec import Output, parse_on
+from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.drivers.cost_model import FREE
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.planner import WINDOW_ALGORITHMS, build_window, choose_window
+from watersmeet.sources.schedules import Schedule
+from watersmeet.spill.store import MemoryStore
+
+SPILLING = [name for name, join in WINDOW_ALGORITHMS.items() if join.spills]
+SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.float64()})
+
+
+def spec_of(window: object, output: Output = Output.COUNTS) -> WindowJoinSpec:
+    time = None if isinstance(window, type(wm.rows(1))) else "t"
+    return WindowJoinSpec(SCHEMA, SCHEMA, parse_on("k"), output=output, window=parse_windows(window, time))
+
+
+def rows(start: int, count: int, keys: int = 50) -> pa.RecordBatch:
+    times = np.arange(start, start + count)
+    return pa.record_batch([times * 7 % keys, times, times * 0.5], schema=SCHEMA)
+
+
+def work_off(join: object, now: float = 0.0) -> Cost:
+    cost = Cost()
+    while True:
+        step = join.poll(now, 1000)  # type: ignore[attr-defined]
+        join.check()  # type: ignore[attr-defined]
+        cost += step.cost
+        if step.status is not Status.HAS_OUTPUT:
+            return cost
+
+
+def expected(count: int, window: int, keys: int = 50) -> int:
+    times = np.arange(count)
+    near = np.abs(times[:, None] - times[None, :]) <= window
+    return int((near & ((times * 7 % keys)[:, None] == (times * 7 % keys)[None, :])).sum())
+
+
+def on_disk(join: WindowJoin) -> int:
+    return join.events["scans"] + join.events["md-tasks"] + join.events["dd-tasks"]
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_state_stays_bounded_however_long_it_runs(name: str) -> None:
+    store = MemoryStore()
+    join = WINDOW_ALGORITHMS[name](spec_of(300), 200_000 if name == "symmetric_window" else 66_000, store)
+    results, held, segments = 0, [], []
+    for start in range(0, 12_000, 200):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 200)))
+            results += work_off(join).results
+        held.append(join.window_rows)
+        segments.append(len(store.names()))
+    for side in (0, 1):
+        join.receive(End(side))
+    results += work_off(join).results
+    assert results == expected(12_000, 300)
+    assert max(held[30:]) <= max(held[5:30]) * 1.2 < 4_000
+    if join.spills:
+        assert 0 < max(segments) < 40 and join.events["expired segments"] > 5
+        assert store.names() == [], "nothing is left on disk"
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_fewer_buckets_find_the_same_with_more_comparisons(name: str) -> None:
+    comparisons = []
+    for bucket_rows in (None, 20, 1 << 31):
+        grain = Grain(partitions=1, bucket_rows=bucket_rows)
+        join = build_window(spec_of(300), 1 << 20, MemoryStore(), name, grain=grain)
+        cost = Cost()
+        for start in range(0, 3_000, 200):
+            for side in (0, 1):
+                join.receive(Arrive(side, rows(start, 200, 1_000)))
+                cost += work_off(join)
+        assert cost.results == expected(3_000, 300, 1_000)
+        comparisons.append(cost.comparisons)
+    tuned, coarse, untuned = comparisons
+    assert tuned < 3 * 3_000
+    assert 5 * tuned < coarse < untuned / 10
+    assert untuned > 3_000 * 300, "every row is compared with the other side's whole window"
+
+
+def test_any_case_is_joined_alike_with_few_buckets() -> None:
+    assert conform_windows(WINDOW_ALGORITHMS["ah_ewj"], cases=3, grain=Grain(bucket_rows=30)).cases == 3
+
+
+@pytest.mark.parametrize("name", SPILLING)
+def test_windows_that_fit_never_touch_the_disk(name: str) -> None:
+    join = WINDOW_ALGORITHMS[name](spec_of(100), 1 << 20, MemoryStore())
+    for start in range(0, 20_000, 500):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 500)))
+            assert work_off(join).pages_written == 0
+    assert join.window_rows < 3_000 and not join.events["dumps"]
+
+
+@pytest.mark.parametrize("name", SPILLING)
+def test_a_silence_is_used_for_the_disk(name: str) -> None:
+    join = WINDOW_ALGORITHMS[name](spec_of(2_000), 66_000, MemoryStore())
+    for start in range(0, 2_000, 100):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 100)))
+            work_off(join)
+    before = on_disk(join)
+    join.receive(Stall())
+    step = join.poll(0.0, 10)
+    phases = []
+    while step.status is Status.HAS_WORK:
+        phases.append(join.phase)  # between two tasks it is none of them
+        step = join.poll(0.0, 1000)
+    assert step.status is Status.NEED_INPUT and on_disk(join) > before
+    assert phases.count("reactive") > len(phases) / 2
+
+
+def test_a_window_too_large_for_memory_says_so() -> None:
+    join = WINDOW_ALGORITHMS["symmetric_window"](spec_of(10**6), 60_000, MemoryStore())
+    join.receive(Arrive(0, rows(0, 10_000)))
+    with pytest.raises(BudgetError, match="use algorithm='ah_ewj'"):
+        work_off(join)
+
+
+@pytest.mark.parametrize("name", ["ah_ewj", "ewj"])
+def test_long_rows_in_the_least_memory_are_all_remembered(name: str) -> None:
+    """A page holds two of them: what is on disk is many small segments, unless they become one."""
+    schema = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.string()})
+    spec = WindowJoinSpec(schema, schema, parse_on("k"), output=Output.ROWS, window=parse_windows(10**6, "t"))
+    join = WINDOW_ALGORITHMS[name](spec, WINDOW_ALGORITHMS[name].least_memory(spec), MemoryStore())
+    count, results = 400, 0
+    for side in (0, 1):
+        for start in range(0, count, 100):
+            times = range(start, start + 100)
+            columns = [[time % 50 for time in times], list(times), ["long" * 200 for _ in times]]
+            join.receive(Arrive(side, pa.record_batch([pa.array(each) for each in columns], schema=schema)))
+            results += work_off(join).results
+    for side in (0, 1):
+        join.receive(End(side))
+    results += work_off(join).results
+    assert results == count * count // 50
+    assert join.events["segments joined"] > 0
+
+
+def test_auto() -> None:
+    assert choose_window(spec_of(wm.rows(100)), 1 << 20)[0].name == "symmetric_window"
+    assert choose_window(spec_of(wm.rows(10**7)), 1 << 20)[0].name == "ah_ewj"
+    chosen, reason = choose_window(spec_of(100), 1 << 20)
+    assert chosen.name == "ah_ewj" and "spills when they do not" in reason
+    assert build_window(spec_of(100), 1 << 20, MemoryStore()).reason == reason
+
+
+def test_progress_of_a_window_join() -> None:
+    left = pa.Table.from_batches([rows(0, 5_000)])
+    late = pa.table({"k": [99], "t": [0], "v": [0.0]}, SCHEMA)  # whatever has expired by then, it meets nothing
+    with wm.window_join(left, pa.concat_tables([left, late]), on="k", time="t", window=100, memory="4 MiB") as result:
+        found = sum(batch.num_rows for batch in result)
+        progress = result.progress
+    assert found == progress.rows_out == expected(5_000, 100)
+    assert progress.late == (0, 1) and progress.delays is not None and 0 <= progress.delays[0] <= progress.delays[1]
+    assert "delay" in str(progress) and progress.algorithm == "ah_ewj"
+
+
+def test_delays_in_the_simulator_are_those_of_the_later_row() -> None:
+    tables = [pa.Table.from_batches([rows(0, 3_000)]) for _ in (0, 1)]
+    schedule = Schedule(tables, [np.arange(3_000) / 100, np.arange(3_000) / 100])
+    windows = parse_windows(200, "t")
+    free = wm.simulate("ah_ewj", schedule, on="k", memory="4 MiB", windows=windows, delays=True, cost=FREE, quantum=0)
+    assert free.delays is not None and free.delays.count == free.total == expected(3_000, 200)
+    assert free.delays.mean == 0.0
+    slow = wm.simulate("ah_ewj", schedule, on="k", memory=66_000, windows=windows, delays=True)
+    assert slow.delays is not None and slow.total == free.total
+    assert slow.delays.mean > 0.001
+
+
+@pytest.mark.parametrize("name", SPILLING)
+@pytest.mark.parametrize("text", [pa.binary(9), pa.string()], ids=str)
+def test_rows_come_back_from_the_disk_as_they_were(name: str, text: pa.DataType) -> None:
+    """With pages that are large enough for values to be taken straight from where they lie."""
+    count, window = 20_000, 6_000
+    schema = SCHEMA.append(pa.field("text", text))
+
+    def some(start: int, rows: int) -> pa.RecordBatch:
+        times = np.arange(start, start + rows)
+        texts = [f"{time:09}" for time in times.tolist()]
+        return pa.record_batch(
+            [times * 7919 % 3_001, times, times * 0.5, pa.array(texts, pa.string()).cast(text)], schema=schema
+        )
+
+    spec = WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(window, "t"))
+    join = WINDOW_ALGORITHMS[name](spec, 1 << 20, MemoryStore())
+    assert join.disks[0].by_places  # type: ignore[attr-defined]
+    found = []
+    events = [Arrive(side, some(start, 500)) for start in range(0, count, 500) for side in (0, 1)]
+    for event in [*events, End(0), End(1)]:
+        join.receive(event)
+        step = join.poll(0.0, 100_000)
+        while step.status is Status.HAS_OUTPUT or step.out is not None:
+            found += [step.out] if step.out is not None else []
+            step = join.poll(0.0, 100_000)
+    table = pa.Table.from_batches(found)
+    left, right = table["t"].to_numpy(), table["t_right"].to_numpy()
+    for times, suffix in ((left, ""), (right, "_right")):
+        assert (table[f"v{suffix}"].to_numpy() == times * 0.5).all()
+        assert (table[f"text{suffix}"].cast(pa.string()).to_numpy().astype(np.int64) == times).all()
+    assert (left % 3_001 == right % 3_001).all(), "7919 is prime to 3001, so keys are equal where times are"
+    assert len(table) == sum(
+        max(0, count - abs(shift)) for shift in range(-6_002, 6_003, 3_001) if abs(shift) <= window
+    )
+    assert len(np.unique(left * count + right)) == len(table) and join.events["dumps"] > 3
