@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Uint64
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.sources import generators
 
 BATCH_ROWS = 8192
 TEXT_WIDTH = 52
-
-UInt64 = NDArray[np.uint64]
 
 
 def spec_of(left: pa.Schema, right: pa.Schema) -> JoinSpec:
@@ -106,9 +105,9 @@ def expected_checksum(left: pa.Table, right: pa.Table) -> tuple[int, int]:
     return matches(left, right), int((sums[0] * sums[1]).sum(dtype=np.uint64))
 
 
-def _row_numbers(batch: pa.RecordBatch, suffix: str) -> UInt64:
+def _row_numbers(batch: pa.RecordBatch, suffix: str) -> Uint64:
     """A number for each row, of the key, the integer, the float and the first 8 letters of the text."""
-    numbers: UInt64 = batch["number" + suffix].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers: Uint64 = batch["number" + suffix].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     numbers ^= batch["key"].to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
     numbers += batch["measure" + suffix].to_numpy().view(np.uint64)
     text = batch["text" + suffix].cast(pa.large_string())

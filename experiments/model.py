@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Float64: TypeAlias = npt.NDArray[np.float64]
+from watersmeet.core.arrays import Float64
 
 
 @dataclass(frozen=True)

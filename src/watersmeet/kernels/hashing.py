@@ -19,10 +19,9 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Bytes, Uint64
 from watersmeet.kernels.compile import inlined, kernel
 
-Words: TypeAlias = NDArray[np.uint64]
-Bytes: TypeAlias = NDArray[np.uint8]
 Offsets: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
 
 MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
@@ -86,21 +85,21 @@ def mix(word: Any) -> Any:
 
 
 @kernel
-def hash_words(words: NDArray[Any], hashes: Words) -> None:
+def hash_words(words: NDArray[Any], hashes: Uint64) -> None:
     """Hash integers of any width by value; different values get different hashes."""
     for i in range(words.shape[0]):
         hashes[i] = mix(np.uint64(np.int64(words[i])))
 
 
 @kernel
-def double_words(values: NDArray[np.float64], bits: Words, words: Words) -> None:
+def double_words(values: NDArray[np.float64], bits: Uint64, words: Uint64) -> None:
     """The canonical bits of doubles: one NaN, one zero. `bits` is `values` seen as words."""
     for i in range(values.shape[0]):
         words[i] = _canonical_double(values[i], bits[i])
 
 
 @kernel
-def hash_doubles(values: NDArray[np.float64], bits: Words, hashes: Words) -> None:
+def hash_doubles(values: NDArray[np.float64], bits: Uint64, hashes: Uint64) -> None:
     """`hash_words` of `double_words`, in one pass."""
     for i in range(values.shape[0]):
         hashes[i] = mix(_canonical_double(values[i], bits[i]))
@@ -113,7 +112,7 @@ def _canonical_double(value: Any, bits: Any) -> Any:
 
 
 @kernel
-def combine(hashes: Words, others: Words) -> None:
+def combine(hashes: Uint64, others: Uint64) -> None:
     """Fold the hashes of a further key column into those of the columns before it; their order matters."""
     for i in range(hashes.shape[0]):
         hashes[i] = mix(hashes[i] * COMBINER + others[i])
@@ -148,7 +147,7 @@ def _hash_range(data: Bytes, start: Any, length: Any, seed: Any) -> Any:
 
 
 @kernel
-def hash_bytes(offsets: Offsets, data: Bytes, hashes: Words) -> None:
+def hash_bytes(offsets: Offsets, data: Bytes, hashes: Uint64) -> None:
     """Hash strings of bytes, string i being `data[offsets[i] : offsets[i + 1]]`."""
     for i in range(hashes.shape[0]):
         start = np.int64(offsets[i])
@@ -156,7 +155,7 @@ def hash_bytes(offsets: Offsets, data: Bytes, hashes: Words) -> None:
 
 
 @kernel
-def hash_bytes_wide(offsets: Offsets, data: Bytes, hashes: Words) -> None:
+def hash_bytes_wide(offsets: Offsets, data: Bytes, hashes: Uint64) -> None:
     """A 128-bit hash of each string, `hashes` having two columns; the first is what `hash_bytes` gives."""
     for i in range(hashes.shape[0]):
         start = np.int64(offsets[i])
@@ -195,7 +194,7 @@ LIMB_DIGITS = 9
 
 
 @kernel
-def shrink_integers(words: Words, power: int, unsigned: bool, shrunk: Words, fits: NDArray[np.bool_]) -> None:
+def shrink_integers(words: Uint64, power: int, unsigned: bool, shrunk: Uint64, fits: NDArray[np.bool_]) -> None:
     """Divide wide integers by a power of ten and narrow them, where nothing is lost by either.
 
     `words` holds a two's complement integer per row, lowest word first, and `shrunk` as many words or fewer. `fits`
@@ -215,7 +214,7 @@ def shrink_integers(words: Words, power: int, unsigned: bool, shrunk: Words, fit
 
 
 @kernel
-def _split(words: Words, negative: bool, limbs: Words) -> None:
+def _split(words: Uint64, negative: bool, limbs: Uint64) -> None:
     """The magnitude of an integer in limbs of 32 bits."""
     carry = np.uint64(1)
     for i in range(words.shape[0]):
@@ -228,7 +227,7 @@ def _split(words: Words, negative: bool, limbs: Words) -> None:
 
 
 @kernel
-def _join(limbs: Words, negative: bool, words: Words) -> None:
+def _join(limbs: Uint64, negative: bool, words: Uint64) -> None:
     """The reverse of `_split`."""
     carry = np.uint64(1)
     for i in range(words.shape[0]):
@@ -240,7 +239,7 @@ def _join(limbs: Words, negative: bool, words: Words) -> None:
 
 
 @kernel
-def _divide(limbs: Words, count: int, power: int) -> bool:
+def _divide(limbs: Uint64, count: int, power: int) -> bool:
     """Divide in place by a power of ten; whether that leaves no rest."""
     while power > 0:
         step = min(power, LIMB_DIGITS)
@@ -257,7 +256,7 @@ def _divide(limbs: Words, count: int, power: int) -> bool:
 
 
 @kernel
-def _has_room(limbs: Words, count: int, room: int, negative: bool, unsigned: bool) -> bool:
+def _has_room(limbs: Uint64, count: int, room: int, negative: bool, unsigned: bool) -> bool:
     """Whether a magnitude of `count` limbs, with its sign, is an integer of `room` limbs."""
     for i in range(room, count):
         if limbs[i] != 0:
@@ -275,7 +274,7 @@ def _has_room(limbs: Words, count: int, room: int, negative: bool, unsigned: boo
 _INVERSE = np.uint64(pow(int(MULTIPLIER), -1, 1 << 64))
 
 
-def unmixed(hashes: Words) -> Words:
+def unmixed(hashes: Uint64) -> Uint64:
     """The words that `mix` made these hashes of.
 
     >>> hashes = np.empty(3, np.uint64)

@@ -12,12 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.keys import COARSENESS, KeyKind, KeyType, common_key_type
 from watersmeet.core.spec import JoinSpec
 from watersmeet.kernels import hashing
-
-Int64: TypeAlias = NDArray[np.int64]
-Mask: TypeAlias = NDArray[np.bool_]
 
 
 class KeyCodec:
@@ -50,7 +48,7 @@ class KeyCodec:
         self._in_doubles = bool(forms) and forms[0].kind is KeyKind.FLOAT
         self._unsigned = bool(forms) and forms[0].unsigned
 
-    def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+    def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         """A hash for each row, and which rows can match anything (None: all can).
 
         A row cannot if a key is NULL, or has a value that the other side's type cannot hold. Its hash is 0.
@@ -58,9 +56,9 @@ class KeyCodec:
         return self._hashed(self._columns[side], columns)
 
     @staticmethod
-    def _hashed(readers: Sequence[_Column], columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+    def _hashed(readers: Sequence[_Column], columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         hashes: Int64 | None = None
-        valid: Mask | None = None
+        valid: Bool | None = None
         for column, array in zip(readers, columns, strict=True):
             found, known = column.hash(array)
             valid = _both(valid, known)
@@ -74,7 +72,7 @@ class KeyCodec:
         hashes[~valid] = 0
         return hashes, valid
 
-    def words(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+    def words(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         """A word for each row that is equal for equal keys, and which rows can match anything (None: all can).
 
         Where one word says everything about a key, its order is that of the values; elsewhere it is the hash.
@@ -86,11 +84,11 @@ class KeyCodec:
         words = form.view(np.int64)
         return (hashing.ordered_doubles(words) if self._in_doubles else np.ascontiguousarray(words)), valid
 
-    def hash_plain(self, columns: Sequence[pa.Array]) -> tuple[Int64, Mask | None]:
+    def hash_plain(self, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         """Hashes of keys that are given in plain types, whatever encoding their columns have; see `hash`."""
         return self._hashed(self._plain(columns), columns)
 
-    def ranks_plain(self, column: pa.Array) -> tuple[Int64, Mask | None]:
+    def ranks_plain(self, column: pa.Array) -> tuple[Int64, Bool | None]:
         """A word for each plain value that is ordered as the values are, and which can match anything; keys are exact.
 
         NaN is above all numbers.
@@ -101,9 +99,9 @@ class KeyCodec:
         words = np.ascontiguousarray(form.view(np.int64))
         return hashing.ordered_doubles(words) if self._in_doubles else self._unsigned_order(words), valid
 
-    def equal_plain(self, first: Sequence[pa.Array], second: Sequence[pa.Array]) -> Mask | None:
+    def equal_plain(self, first: Sequence[pa.Array], second: Sequence[pa.Array]) -> Bool | None:
         """Which pairs of keys in plain types, row by row, are truly equal, whatever sides they are of; see `equal`."""
-        equal: Mask | None = None
+        equal: Bool | None = None
         columns = zip(self._plain(first), first, self._plain(second), second, strict=True)
         for one, first_column, other, second_column in columns:
             equal = _both(equal, _equal_forms(one.form_of(first_column), other.form_of(second_column)))
@@ -128,9 +126,9 @@ class KeyCodec:
     def _unsigned_order(self, words: Int64) -> Int64:
         return words ^ np.int64(-(1 << 63)) if self._unsigned else words
 
-    def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask | None:
+    def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Bool | None:
         """Which pairs of keys, row by row, are truly equal; None if all are. No key may be NULL."""
-        equal: Mask | None = None
+        equal: Bool | None = None
         for i, columns in enumerate(zip(left, right, strict=True)):
             forms = [self._columns[side][i].form_of(columns[side]) for side in (0, 1)]
             equal = _both(equal, _equal_forms(forms[0], forms[1]))
@@ -148,7 +146,7 @@ class DoubleColumn:
     def __init__(self, source: pa.DataType) -> None:
         self._column = _column(source, KeyType(KeyKind.FLOAT))
 
-    def words(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+    def words(self, array: pa.Array) -> tuple[Int64, Bool | None]:
         """A word for each row, and which rows are neither NULL nor NaN (None: all)."""
         form, known = self._column.form_of(array)
         assert not isinstance(form, _Strings), "numbers are not strings"
@@ -168,7 +166,7 @@ class _Strings:
 _Form: TypeAlias = "Int64 | NDArray[np.uint64] | _Strings"
 """The canonical values: a word a row, a row of several words a row, or bytes."""
 
-_Reader: TypeAlias = "Callable[[pa.Array, KeyType], tuple[_Form, Mask | None]]"
+_Reader: TypeAlias = "Callable[[pa.Array, KeyType], tuple[_Form, Bool | None]]"
 """Brings an array into its common form; the mask says which values have one (None: all), not which are NULL."""
 
 
@@ -176,11 +174,11 @@ class _Column(ABC):
     """One key column of one side."""
 
     @abstractmethod
-    def form_of(self, array: pa.Array) -> tuple[_Form, Mask | None]:
+    def form_of(self, array: pa.Array) -> tuple[_Form, Bool | None]:
         """The canonical values, and which rows have one."""
 
     @abstractmethod
-    def hash(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+    def hash(self, array: pa.Array) -> tuple[Int64, Bool | None]:
         """Fresh hashes, and which rows have a canonical value."""
 
 
@@ -203,11 +201,11 @@ class _Plain(_Column):
         self._integer: Any = {pa.int32(): np.int32, pa.int64(): np.int64}.get(source) if numbers else None
         self._is_float64 = form.kind is KeyKind.FLOAT and source == pa.float64()
 
-    def form_of(self, array: pa.Array) -> tuple[_Form, Mask | None]:
+    def form_of(self, array: pa.Array) -> tuple[_Form, Bool | None]:
         form, fits = self._reader(array, self._form)
         return form, _both(_known(array), fits)
 
-    def hash(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+    def hash(self, array: pa.Array) -> tuple[Int64, Bool | None]:
         hashes = np.empty(len(array), np.int64)
         out = hashes.view(np.uint64)
         if self._integer is not None:
@@ -241,10 +239,10 @@ class _Extension(_Column):
 
     storage: _Column
 
-    def form_of(self, array: pa.Array) -> tuple[_Form, Mask | None]:
+    def form_of(self, array: pa.Array) -> tuple[_Form, Bool | None]:
         return self.storage.form_of(array.storage)
 
-    def hash(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+    def hash(self, array: pa.Array) -> tuple[Int64, Bool | None]:
         return self.storage.hash(array.storage)
 
 
@@ -256,10 +254,10 @@ class _Indirect(_Column):
     value_type: pa.DataType
     parts: Callable[[pa.Array], tuple[pa.Array, pa.Array]]
 
-    def form_of(self, array: pa.Array) -> tuple[_Form, Mask | None]:
+    def form_of(self, array: pa.Array) -> tuple[_Form, Bool | None]:
         return self.values.form_of(self._decoded(*self.parts(array)))
 
-    def hash(self, array: pa.Array) -> tuple[Int64, Mask | None]:
+    def hash(self, array: pa.Array) -> tuple[Int64, Bool | None]:
         places, values = self.parts(array)
         if len(values) > len(array):  # a small batch with a large dictionary
             return self.values.hash(self._decoded(places, values))
@@ -309,15 +307,15 @@ def _reader(source: pa.DataType, form: KeyType) -> _Reader:
     return _read_time
 
 
-def _read_nothing(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_nothing(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     return np.zeros(len(array), np.int64), np.zeros(len(array), np.bool_)
 
 
-def _read_bool(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_bool(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     return _bits(array, 1).astype(np.int64), None
 
 
-def _read_bytes(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_bytes(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     array = _cast(array, _takeable(array.type))
     is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     if not len(array):
@@ -328,13 +326,13 @@ def _read_bytes(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
     return _Strings(_frozen(places), _byte_view(data)), None
 
 
-def _read_fixed_bytes(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_fixed_bytes(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     width = array.type.byte_width
     places = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
     return _Strings(_frozen(places), _byte_view(array.buffers()[1])), None
 
 
-def _read_integer(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_integer(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     dtype = np.dtype(array.type.to_pandas_dtype())
     words, fits = _divided(_values(array, dtype), 10**-form.scale)
     if dtype == np.uint64 and not form.unsigned:
@@ -342,7 +340,7 @@ def _read_integer(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
     return (words.view(np.int64) if words.dtype == np.uint64 else words.astype(np.int64, copy=False)), fits
 
 
-def _read_decimal(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_decimal(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     assert form.bits is not None, "a number has a width"
     narrow, power = form.bits // 64, array.type.scale - form.scale
     wide = _decimal_words(array)
@@ -368,7 +366,7 @@ def _decimal_words(array: pa.Array) -> Int64:
     return _values(array, np.int64, width // 8).reshape(-1, width // 8)
 
 
-def _read_time(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_time(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     found = array.type
     ticks = _values(array, np.dtype(f"i{found.byte_width}")).astype(np.int64, copy=False)
     if pa.types.is_date32(found):
@@ -385,7 +383,7 @@ def _ticks(coarse: str, fine: str) -> int:
     return int(1000 ** (COARSENESS[coarse] - COARSENESS[fine]))
 
 
-def _read_double(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_double(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     values = _values(array, np.dtype(array.type.to_pandas_dtype()))
     return _double_words(values.astype(np.float64, copy=False)), None
 
@@ -394,7 +392,7 @@ EXACT_POWERS = 22
 """Powers of ten up to this one are doubles without rounding."""
 
 
-def _read_decimal_as_double(array: pa.Array, form: KeyType) -> tuple[_Form, Mask | None]:
+def _read_decimal_as_double(array: pa.Array, form: KeyType) -> tuple[_Form, Bool | None]:
     """The double nearest to each decimal."""
     words, scale = _decimal_words(array), array.type.scale
     low = words[:, 0]
@@ -411,7 +409,7 @@ def _double_words(values: NDArray[np.float64]) -> NDArray[np.uint64]:
     return words
 
 
-def _divided(values: NDArray[Any], divisor: int) -> tuple[NDArray[Any], Mask | None]:
+def _divided(values: NDArray[Any], divisor: int) -> tuple[NDArray[Any], Bool | None]:
     """Integers divided, and for which of them that left no rest."""
     if divisor == 1:
         return values, None
@@ -421,7 +419,7 @@ def _divided(values: NDArray[Any], divisor: int) -> tuple[NDArray[Any], Mask | N
     return quotients, quotients * values.dtype.type(divisor) == values
 
 
-def _equal_forms(left: tuple[_Form, Mask | None], right: tuple[_Form, Mask | None]) -> Mask | None:
+def _equal_forms(left: tuple[_Form, Bool | None], right: tuple[_Form, Bool | None]) -> Bool | None:
     a, b = left[0], right[0]
     if isinstance(a, _Strings) or isinstance(b, _Strings):
         assert isinstance(a, _Strings)
@@ -437,14 +435,14 @@ def _equal_forms(left: tuple[_Form, Mask | None], right: tuple[_Form, Mask | Non
     return None if equal.all() else equal
 
 
-def _both(first: Mask | None, second: Mask | None) -> Mask | None:
+def _both(first: Bool | None, second: Bool | None) -> Bool | None:
     """Rows that are in two masks, None being the mask of all rows."""
     if first is None:
         return second
     return first if second is None else first & second
 
 
-def _known(array: pa.Array) -> Mask | None:
+def _known(array: pa.Array) -> Bool | None:
     """Which rows are not NULL; None if none is."""
     if not array.null_count:
         return None
@@ -453,7 +451,7 @@ def _known(array: pa.Array) -> Mask | None:
     return _bits(array, 0)
 
 
-def _bits(array: pa.Array, buffer: int) -> Mask:
+def _bits(array: pa.Array, buffer: int) -> Bool:
     if not len(array):
         return np.empty(0, np.bool_)
     first, start = divmod(array.offset, 8)

@@ -28,14 +28,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.keys import KeyKind, common_key_type, plain_type
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.kernels import hashing, places
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.types import stored_type, to_stored
-
-Int64: TypeAlias = NDArray[np.int64]
-Mask: TypeAlias = NDArray[np.bool_]
 
 _MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1}
 _DAY = 86_400 * 10**6
@@ -48,7 +46,7 @@ class Places:
 
     words: Int64
     hashes: Int64
-    known: Mask | None
+    known: Bool | None
 
     def __len__(self) -> int:
         return len(self.words)
@@ -78,7 +76,7 @@ class PlaceCodec:
 
     def places(self, columns: Sequence[pa.Array]) -> Places:
         """The places of rows with these keys."""
-        known: Mask | None = None
+        known: Bool | None = None
         words: Int64 | None = None
         hashes: Int64 | None = None
         for number, (column, array) in enumerate(zip(self._columns, columns, strict=True)):
@@ -180,14 +178,14 @@ def _microseconds(array: pa.Array) -> Int64:
     return words
 
 
-def _known(array: pa.Array) -> Mask | None:
+def _known(array: pa.Array) -> Bool | None:
     if not array.null_count:
         return None
-    known: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    known: Bool = array.is_valid().to_numpy(zero_copy_only=False)
     return known
 
 
-def _both(first: Mask | None, second: Mask | None) -> Mask | None:
+def _both(first: Bool | None, second: Bool | None) -> Bool | None:
     if first is None:
         return second
     return first if second is None else first & second

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import places as kernels
 from watersmeet.records.places import Places
-
-Int32: TypeAlias = NDArray[np.int32]
-Int64: TypeAlias = NDArray[np.int64]
 
 _SLOTS_PER_PARTITION = 16
 _MOST_SLOTS = 1 << 20
