@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.model import Float64, Measured
+from experiments.model import Measured
+from watersmeet.core.arrays import Float64
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, Status
 from watersmeet.core.spec import Band, JoinSpec, Output, parse_on
