@@ -125,7 +125,7 @@ def test_the_arguments_of_other_commands_reach_their_modules(monkeypatch: pytest
 
 def test_nothing_heavy_is_imported_before_the_arguments_are_understood() -> None:
     code = (
-        "import sys; from watersmeet import cli; cli.run(['join']); "
+        "import sys; from watersmeet.cli import main; main.run(['join']); "
         "print([m for m in ('pyarrow', 'numpy', 'numba', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

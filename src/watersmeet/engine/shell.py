@@ -118,10 +118,18 @@ class Arriving(ABC):
 
     def unfinished(self) -> Received:
         """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
-        start = self.next - self.at_hand
-        if self.positions is not None:
-            start = int(self.positions[start]) if start < len(self.positions) else self.batch.num_rows
-        return Received(self.batch, self.numbers, start)
+        return Received(self.batch, self.numbers, self._in_batch(self.next - self.at_hand))
+
+    def rest(self) -> tuple[pa.RecordBatch, Int64]:
+        """The rows that have yet to be taken into memory, and their numbers."""
+        start = self._in_batch(self.next)
+        return self.batch.slice(start), self.numbers[start:]
+
+    def _in_batch(self, row: int) -> int:
+        """Where a row stands in the batch, of which some rows may have been left out."""
+        if self.positions is None:
+            return row
+        return int(self.positions[row]) if row < len(self.positions) else self.batch.num_rows
 
 
 Work = TypeVar("Work", bound=Task)

@@ -106,7 +106,13 @@ class ProgressiveJoin(JoinFrame[Task]):
             self._task = self._next_task()
         elif self._arrivals_wait and not isinstance(self._task, Arrival):
             return self._give_way(self._task)
-        return self._task.work(fuel) if self._task is not None else 0
+        if self._task is None:
+            return 0
+        return 1 if self._put_off(self._task) else self._task.work(fuel)
+
+    def _put_off(self, task: Task) -> bool:
+        """Whether something else has to be done first, and the task was put aside for it."""
+        return False
 
     def _hand_out(self) -> tuple[pa.RecordBatch | None, int, int]:
         assert self._task is not None and self._task.lookup is not None

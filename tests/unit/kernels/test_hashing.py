@@ -218,6 +218,7 @@ class Install:
         self.kernels = root / "site" / "watersmeet" / "kernels"
         source = Path(compiling.__file__).parent
         shutil.copytree(source, self.kernels, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source.parent / "core", self.kernels.parent / "core")  # kernels name the types of arrays
         (self.kernels.parent / "__init__.py").touch()
         self.home, self.temporary = root / "home", root / "tmp"
         self.home.mkdir()

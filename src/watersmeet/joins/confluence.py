@@ -1,0 +1,523 @@
+"""Confluence: debts to the disk are settled by merging sorted hashes, while rows still arrive.
+
+Our own join. See `Confluence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.delays import Delays, Marks
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.protocol import Step
+from watersmeet.core.spec import JoinSpec
+from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.sizing import Grain
+from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.matching.found_pairs import Between
+from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.settlement import Debt, Settlement, Slice
+from watersmeet.memory import format_bytes
+from watersmeet.policies.settling import worth_settling
+from watersmeet.records.intake import Received
+from watersmeet.runs.sorted_run import RunWriter, SortedRun
+from watersmeet.runs.spine import Merge, block_rows_for, to_merge
+from watersmeet.spill.store import Store
+from watersmeet.tables.hash_table import Probe
+from watersmeet.tables.memtable import Memtable, Walk
+
+_RUN_BYTES = 512
+"""What is remembered of a run."""
+_LEAST_RUNS = 8
+_LEAST_SLICE = 64
+_MOST_SLICE = 1 << 16
+_SLICE_SHARE = 48
+_SMALL = 1 << 20
+
+
+class SettlementTask:
+    """A settlement at work. What must be settled before anything else does not give way to arrivals."""
+
+    def __init__(self, join: Confluence, settlement: Settlement, urgent: bool) -> None:
+        self._join = join
+        self.settlement = settlement
+        self.urgent = urgent
+
+    @property
+    def lookup(self) -> Any:
+        """Where pairs in the buffer come from."""
+        return self.settlement
+
+    @property
+    def done(self) -> bool:
+        """Whether all pairs were found."""
+        return self.settlement.done
+
+    def work(self, fuel: int) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        return self._join.settle(self.settlement, fuel)
+
+    def finish(self) -> None:
+        """All pairs were handed out: nothing is owed any more."""
+        self._join.settled_now(self.settlement)
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {"kind": "settlement", "urgent": self.urgent, **self.settlement.to_state(self._join.pairs)}
+
+
+class MergeTask:
+    """Runs that become one. A snapshot knows nothing of it: whoever goes on from there begins anew."""
+
+    lookup = None
+
+    def __init__(self, join: Confluence, side: int, merge: Merge) -> None:
+        self._join = join
+        self.side = side
+        self.merge = merge
+
+    @property
+    def done(self) -> bool:
+        """Whether the merged run is there."""
+        return self.merge.merged is not None
+
+    def work(self, fuel: int) -> int:
+        """Merge a little; returns the fuel that took."""
+        return self._join.merge_some(self.merge)
+
+    def finish(self) -> None:
+        """The one run takes the place of the others."""
+        self._join.merged(self.side, self.merge)
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {"kind": "merge"}
+
+
+class Confluence(ProgressiveJoin):
+    """Every row that arrives meets the other input's memory at once, and owes what that input has on disk.
+
+    The joins of the literature shun the disk while rows arrive: rows that missed each other in memory wait for a silence,
+    or for the end. But what is on disk can be sorted by hash, with the hashes apart from the rows; and a memory-full of
+    rows that owe, sorted too, is then merged with all of it in one pass over a tenth of its bytes::
+
+        arrival ──▶ memtable L ──▶ looked up in memtable R ──▶ pairs at once
+                      │ full, silence, delay, or many owe
+                      ▼
+                    settle: owing rows, sorted, merged with the hashes of R's runs ──▶ pairs
+                      │ full
+                      ▼
+                    flush: the memtable, read off its index in sorted order, becomes a run of L
+
+    A run is written right after its rows have settled, so rows on disk owe nothing; whatever arrives later owes the run.
+    Each pair is found in memory, if both rows are there when the later one comes, or else when the later one settles:
+    once, without a history of what has met what (`matching.settlement` has the argument). Runs are merged as they become
+    too many (`runs.spine`), so what must be remembered of them does not grow.
+
+    Rows that wait for nothing but an input that has ended are not kept once they have settled. Rows settle also before
+    memory is full, as soon as there are so many that going through the other input's hashes pays for itself
+    (`policies.settling`), in silences, and, with `delay`, when the oldest has owed for so long.
+
+    :param delay: seconds that a pair may wait after its later row came; None: for the next settlement, whenever it is.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.protocol import Arrive, End, Status
+    >>> from watersmeet.core.spec import parse_on
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> schema = pa.schema({"id": pa.int64(), "note": pa.string()})
+    >>> spec = JoinSpec(schema, schema, parse_on("id"))
+    >>> join = Confluence(spec, Confluence.least_memory(spec), MemoryStore())
+    >>> rows, notes = 0, [str(i) * 500 for i in range(100)]
+    >>> for side, ids in ((0, range(100)), (1, range(90, 190))):
+    ...     join.receive(Arrive(side, pa.record_batch({"id": list(ids), "note": notes}, schema)))
+    ...     join.receive(End(side))
+    ...     while (step := join.poll(0.0, fuel=1000)).status is Status.HAS_OUTPUT:
+    ...         rows += step.out.num_rows if step.out else 0
+    >>> rows, join.cost.pages_written > 0, step.status.value
+    (10, True, 'done')
+    """
+
+    name: ClassVar[str] = "confluence"
+    partitioned: ClassVar[bool] = False
+    tables: tuple[Memtable, ...]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        spec: JoinSpec,
+        memory: int,
+        store: Store,
+        *,
+        delay: float | None = None,
+        grain: Grain | None = None,
+    ) -> None:
+        self.refuse_unfit(spec)
+        least = self.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at least "
+                f"{format_bytes(least)}"
+            )
+        super().__init__(spec, memory, store, grain)
+        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, memory // _SLICE_SHARE // Slice.bytes_for(1)))
+        self._slice = Slice(slice_rows)
+        self.budget.reservation("sorting").grow(Slice.bytes_for(slice_rows))
+        self._catalogue = self.budget.reservation("catalogue of runs")
+        self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
+        self._fan_in = 4 if memory < _SMALL else 8
+        self.debts: tuple[list[Debt], list[Debt]] = ([], [])
+        """The runs of each side. Rows of the other memtable from `since` on owe them."""
+        self.settled = [0, 0]
+        """Rows of each memtable with smaller numbers owe no run at all."""
+        self._settling: list[Settlement | None] = [None, None]
+        """Settlements that have begun; one that gave way to arrivals goes on later."""
+        self._full = False
+        """Whether rows wait for a memtable to be flushed."""
+        self._written = 0
+        self._delay = delay
+        self._now = 0.0
+        self._came: tuple[Marks, Marks] = (Marks(), Marks())
+        self.lateness = Delays()
+        """How long pairs waited that were not found as their later row came."""
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        return cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES + Slice.bytes_for(_LEAST_SLICE) + 512
+
+    def _make_table(self, side: int) -> Any:
+        return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    # --- the protocol ---
+
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self._now = now
+        return super().poll(now, fuel)
+
+    def wake_at(self) -> float | None:
+        """When the oldest row that owes something has owed it for as long as it may."""
+        if self._delay is None:
+            return None
+        firsts = [self._came[side].first for side in (0, 1) if self.owes(side)]
+        return min((first + self._delay for first in firsts if first is not None), default=None)
+
+    @property
+    def phase(self) -> str:
+        """Arriving, reactive, clean-up or done."""
+        phase = super().phase
+        urgent = isinstance(self._task, MergeTask) or (isinstance(self._task, SettlementTask) and self._task.urgent)
+        return "arriving" if phase == "reactive" and urgent else phase
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for side in (0, 1):
+            other = self.tables[1 - side]
+            assert 0 <= self.settled[side] <= self.tables[side].rows
+            assert all(0 <= debt.since <= other.rows for debt in self.debts[side])
+            settling = self._settling[side]
+            assert settling is None or self.settled[side] <= settling.high <= self.tables[side].rows
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._abort_merge()
+        super().close()
+        self.debts = ([], [])
+        self._settling = [None, None]
+
+    # --- who owes ---
+
+    def owes(self, side: int) -> bool:
+        """Whether rows in memory have yet to meet runs of the other side."""
+        rows = self.tables[side].rows if self.tables else 0
+        return self.settled[side] < rows and any(debt.since < rows for debt in self.debts[1 - side])
+
+    def must_keep(self, side: int) -> bool:
+        """Unless the other input has ended and has nothing on disk."""
+        return not self.exhausted(1 - side) or bool(self.debts[1 - side])
+
+    def rows_kept(self, side: int, parts: Int32) -> None:
+        """Note when rows came, which may have to wait."""
+        if self.debts[1 - side]:
+            self._came[side].add(self.tables[side].rows, self._now)
+
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
+        """The look-up of rows that arrived on one side in the memtable of the other."""
+        other = self.tables[1 - side]
+        return Lookup(Probe(hashes, other.buckets_of(hashes)), other, Between(side, source, other))
+
+    # --- work ---
+
+    def _put_off(self, task: Task) -> bool:
+        if not isinstance(task, Arrival) or not task.waits or self._may_go_on(task):
+            return False
+        # The rows go back to where they came from: what is to be done first may take a while.
+        self._intakes[task.input].put_back(*task.rest())
+        self._task = None
+        return True
+
+    def _may_go_on(self, arrival: Arrival) -> bool:
+        """Whether there is room for the next rows, and nothing that should be done before."""
+        side = arrival.input
+        if self._is_due(side):
+            return False
+        if not self.must_keep(side) or self._has_some_room(arrival):
+            return True
+        if not any(table.rows for table in self.tables):
+            return True  # nothing can be moved: the frame says so
+        self._full = True
+        return False
+
+    def _has_some_room(self, arrival: Arrival) -> bool:
+        """Whether a good part of the next rows fits; a few at a time would take as long, each, as many."""
+        arrival.kept = True
+        count = arrival.rows - arrival.next
+        least = min(count, max(1, self.tables[arrival.input].rows // 16))
+        while True:
+            if self._has_room_for(arrival, count):
+                return True
+            count //= 2
+            if count < least:
+                return False
+
+    def _is_due(self, side: int) -> bool:
+        """Whether rows of a side should settle before more arrive."""
+        if not self.owes(side):
+            return False
+        first = self._came[side].first
+        if self._delay is not None and first is not None and self._now >= first + self._delay:
+            return True
+        owing = self.tables[side].rows - self.settled[side]
+        return worth_settling(owing, sum(debt.run.rows for debt in self.debts[1 - side]))
+
+    def _next_task(self) -> Task | None:
+        return self._urgent_task() or super()._next_task()
+
+    def _urgent_task(self) -> Task | None:
+        for side in (0, 1):
+            if self._is_due(side):
+                return self._settle_task(side, urgent=True)
+        while self._full:
+            side = self._victim()
+            if self.owes(side):
+                return self._settle_task(side, urgent=True)
+            self._flush(side)
+            self._full = False
+        return self._merge_task()
+
+    def _victim(self) -> int:
+        """Whose rows leave memory: those that would be forgotten, else the larger part."""
+        forgotten = [side for side in (0, 1) if self.exhausted(1 - side) and self.tables[side].rows]
+        return forgotten[0] if forgotten else int(self.tables[1].held > self.tables[0].held)
+
+    def secure(self, claim: Any, spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+        """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
+        if claim():
+            return True
+        for table in self.tables:
+            table.trim(0)
+        return bool(claim())
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        return False
+
+    # --- settling ---
+
+    def _settle_task(self, side: int, urgent: bool) -> SettlementTask:
+        settling = self._settling[side]
+        if settling is None:
+            settling = self._settling[side] = Settlement.begin(
+                side, self.tables[side], self.settled[side], self.debts[1 - side], self._slice, self.sizing.page_bytes
+            )
+        return SettlementTask(self, settling, urgent)
+
+    def settle(self, settlement: Settlement, fuel: int) -> int:
+        """Go on with a settlement; returns the fuel that took."""
+        used = settlement.work(self.pairs, fuel, self.meter)
+        if self.pairs.count:
+            came = self._came[settlement.side].times(self.pairs.probes[: self.pairs.count].astype(np.int64) + 1)
+            if came is not None:
+                self.lateness.add(((self._now - came) * 1e6).astype(np.int64))
+        return used
+
+    def settled_now(self, settlement: Settlement) -> None:
+        """All rows of a settlement have met all runs there were when it began."""
+        side = settlement.side
+        self.settled[side] = settlement.high
+        self._settling[side] = None
+        self._came[side].forget(settlement.high)
+        for run in settlement.runs:
+            run.release()
+
+    def _give_way(self, task: Task) -> int:
+        if isinstance(task, MergeTask) or (isinstance(task, SettlementTask) and task.urgent):
+            return task.work(4096)
+        self._task = None  # what was settled stays so, and the rest goes on later
+        return 1
+
+    def _can_react(self) -> bool:
+        return any(self.owes(side) for side in (0, 1))
+
+    def _reactive_task(self) -> Task | None:
+        owing = [side for side in (0, 1) if self.owes(side)]
+        return self._settle_task(owing[0], urgent=False) if owing else None
+
+    def _clean_up_task(self) -> Task | None:
+        return self._reactive_task()
+
+    # --- rows that leave memory ---
+
+    def _flush(self, side: int) -> None:
+        """Write a memtable that owes nothing as a run, unless its rows wait for nobody."""
+        table, other = self.tables[side], self.tables[1 - side]
+        self.clock += 1
+        if not self.exhausted(1 - side):
+            run = self._write_run(side, table)
+            if not self.debts[side]:
+                self.settled[1 - side] = other.rows  # until now there was nothing to owe
+            self.debts[side].append(Debt(run, other.rows))
+        self.forget(side, 0)
+        self.settled[side] = 0
+        self._came[side].forget(1 << 62)
+        self._came = tuple(Marks() if i == side else marks for i, marks in enumerate(self._came))  # type: ignore[assignment]
+        for debt in self.debts[1 - side]:
+            debt.since = 0
+        if not self.exhausted(1 - side):
+            self._count_runs()
+
+    def _write_run(self, side: int, table: Memtable) -> SortedRun:
+        page_bytes = self.sizing.page_bytes
+        block_rows = block_rows_for(table.held, table.rows, page_bytes)
+        writer = RunWriter(self.store, self._new_name(side), table.types, table.rows, block_rows)
+        try:
+            for count in self._sorted(table):
+                writer.write_hashes(self._slice.hashes[:count])
+            waiting = np.empty(0, np.int32)
+            for count in self._sorted(table):
+                waiting = np.concatenate([waiting, self._slice.rows[:count]])
+                whole = len(waiting) // block_rows * block_rows
+                for start in range(0, whole, block_rows):
+                    writer.write_block(table, waiting[start : start + block_rows])
+                waiting = waiting[whole:]
+            if len(waiting):
+                writer.write_block(table, waiting)
+            run = writer.seal()
+        except BaseException:
+            writer.abort()
+            raise
+        self.meter.pages_written += -(-run.nbytes // page_bytes)
+        self.meter.seeks += 1
+        return run
+
+    def _sorted(self, table: Memtable) -> Iterator[int]:
+        """All rows in the order of their hashes, a slice at a time; tells how many it holds."""
+        self._slice.owner = None
+        walk = Walk(0, table.rows, bits=table.bits)
+        while not walk.done:
+            yield table.next_sorted(walk, self._slice.hashes, self._slice.rows)
+
+    def _new_name(self, side: int) -> str:
+        self._written += 1
+        return f"run-{side}-{self._written}"
+
+    def _count_runs(self) -> None:
+        """Memory for what is remembered of runs, which never become many."""
+        self._catalogue.shrink(self._catalogue_runs * _RUN_BYTES)
+        self._catalogue_runs = len(self.debts[0]) + len(self.debts[1])
+        self._catalogue.grow(self._catalogue_runs * _RUN_BYTES)
+
+    _catalogue_runs = 0
+
+    # --- runs that become one ---
+
+    def _merge_task(self) -> Task | None:
+        for side in (0, 1):
+            if self._settling[1 - side] is not None:
+                continue  # its rows are on their way through these runs
+            # Runs can be one only if the same rows owe them.
+            settled = self.settled[1 - side]
+            since = [max(debt.since, settled) for debt in self.debts[side]]
+            same = [debt for debt, each in zip(self.debts[side], since, strict=True) if each == since[0]]
+            count = to_merge([debt.level for debt in same], self._fan_in)
+            if count:
+                runs = [debt.run for debt in same[-count:]]
+                return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self.sizing.page_bytes))
+        return None
+
+    def merge_some(self, merge: Merge) -> int:
+        """Go on with a merge; returns the fuel that took."""
+        passed = merge.work()
+        pages = -(-passed * sum(run.nbytes for run in merge.runs) // sum(run.rows for run in merge.runs))
+        pages = -(-pages // self.sizing.page_bytes)
+        self.meter.pages_read += pages
+        self.meter.pages_written += pages
+        return max(1, passed)
+
+    def merged(self, side: int, merge: Merge) -> None:
+        """A merged run takes the place of the runs that it was made of."""
+        assert merge.merged is not None
+        gone = {run.name for run in merge.runs}
+        places = [i for i, debt in enumerate(self.debts[side]) if debt.run.name in gone]
+        olds = [self.debts[side][i] for i in places]
+        one = Debt(merge.merged, max(debt.since for debt in olds), olds[0].level + 1)
+        for i in reversed(places):
+            del self.debts[side][i]
+        self.debts[side].insert(places[0], one)
+        for run in merge.runs:
+            run.release()
+        self.saver.discard(sorted(gone))
+        self._count_runs()
+
+    def _abort_merge(self) -> None:
+        if isinstance(self._task, MergeTask) and not self._task.done:
+            self._task.merge.abort()
+            self._task = None
+
+    # --- snapshots ---
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
+        return [debt.run.name for side in (0, 1) for debt in self.debts[side]], {
+            "runs": [[[debt.run.name, debt.since, debt.level] for debt in debts] for debts in self.debts],
+            "settled": list(self.settled),
+            "settling": settling,
+            "full": self._full,
+            "written": self._written,
+        }
+
+    def _at_work(self, settlement: Settlement) -> bool:
+        return isinstance(self._task, SettlementTask) and self._task.settlement is settlement
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        for side, runs in enumerate(state["runs"]):
+            types = self.plans[side].types
+            self.debts[side][:] = [Debt(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
+        self.settled = list(state["settled"])
+        self._full, self._written = state["full"], state["written"]
+        self._count_runs()
+
+    def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
+        for saved in state["settling"]:
+            if saved is not None:
+                self._load_settlement(saved)
+        if state["task"] is not None and state["task"]["kind"] == "merge":
+            return
+        super()._load_tasks(state, waiting)
+
+    def _load_settlement(self, saved: dict[str, Any]) -> Settlement:
+        side = saved["side"]
+        settlement = Settlement.load(
+            saved, self.tables[side], self.debts[1 - side], self._slice, self.sizing.page_bytes, self.pairs
+        )
+        self._settling[side] = settlement
+        return settlement
+
+    def _load_task(self, state: dict[str, Any]) -> Task:
+        if state["kind"] != "settlement":
+            return super()._load_task(state)
+        return SettlementTask(self, self._load_settlement(state), state["urgent"])
+

@@ -1,0 +1,335 @@
+"""Rows gathered from where they lie: whole batches that were never copied, or runs that are mapped from disk.
+
+Rows are numbered, and lie in blocks of a power of two rows. A block is found by its number, and described by three words
+a column, so that one loop serves both kinds of rows and all columns of a batch::
+
+    source       directory, base, shift, stride
+    in memory    no directory; the description of block b lies at base + b * stride, its words are addresses
+    in a run     directory[b] tells where block b begins behind base: with its description, whose words count from there
+
+    words of a column    values (offsets of strings, first bit of booleans) · bytes of strings · first bit of validity
+
+Rows of several sources, such as runs that are merged, are numbered with their source in the upper half of a 64-bit word.
+
+A bit is told by eight times its byte's address plus its place in the byte; validity 0 means that no value is NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from watersmeet.core.arrays import Int32, Int64
+from watersmeet.kernels.compile import inlined, kernel
+
+BITS = -1
+STRINGS = -4
+LARGE_STRINGS = -8
+OTHER = 0
+"""What stands for a column's width where values have none: booleans, strings by the width of their offsets, and what
+cannot be gathered here at all."""
+WORDS = 3
+_CHUNK = 256
+_AHEAD = 24
+
+
+def _reader(bits: int, numba_type: Any) -> Callable[[Any], Any]:
+    """A load from any address."""
+
+    def declare(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()))
+            value.align = 1
+            return value
+
+        return numba_type(types.int64), generate
+
+    make: Any = intrinsic
+    read: Callable[[Any], Any] = make(declare)
+    return read
+
+
+def _mover(width: int) -> Callable[[Any, Any], None]:
+    """A copy of `width` bytes from one address to another, as one load and one store."""
+
+    def declare(typing_context: Any, target: Any, source: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = ir.VectorType(ir.IntType(8), width).as_pointer()
+            value = builder.load(builder.inttoptr(arguments[1], pointer))
+            value.align = 1
+            builder.store(value, builder.inttoptr(arguments[0], pointer)).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    make: Any = intrinsic
+    move: Callable[[Any, Any], None] = make(declare)
+    return move
+
+
+def _writer(bits: int, numba_type: Any) -> Callable[[Any, Any], None]:
+    """A store to any address."""
+
+    def declare(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, numba_type), generate
+
+    make: Any = intrinsic
+    write: Callable[[Any, Any], None] = make(declare)
+    return write
+
+
+def _fetcher() -> Callable[[Any], None]:
+    def declare(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            fetch = builder.module.declare_intrinsic(
+                "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+            )
+            reading = [ir.Constant(flag, word) for word in (0, 3, 1)]
+            builder.call(fetch, [builder.inttoptr(arguments[0], pointer), *reading])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    make: Any = intrinsic
+    fetch: Callable[[Any], None] = make(declare)
+    return fetch
+
+
+read8, read32, read64 = _reader(8, types.uint8), _reader(32, types.int32), _reader(64, types.int64)
+write8, write32, write64 = _writer(8, types.uint8), _writer(32, types.int32), _writer(64, types.int64)
+_move1, _move2, _move4, _move8, _move16, _move32 = (_mover(width) for width in (1, 2, 4, 8, 16, 32))
+fetch = _fetcher()
+"""Ask for the cache line of an address that will be read soon; any address is harmless."""
+
+
+@inlined
+def move(target: Any, source: Any, length: Any) -> None:
+    """Copy bytes; none beyond either end is touched: the last chunk overlaps the one before."""
+    if length >= 32:
+        done = 0
+        while done + 32 <= length:
+            _move32(target + done, source + done)
+            done += 32
+        if done < length:
+            _move32(target + length - 32, source + length - 32)
+    elif length >= 16:
+        _move16(target, source)
+        _move16(target + length - 16, source + length - 16)
+    elif length >= 8:
+        _move8(target, source)
+        _move8(target + length - 8, source + length - 8)
+    elif length >= 4:
+        _move4(target, source)
+        _move4(target + length - 4, source + length - 4)
+    else:
+        for k in range(length):
+            _move1(target + k, source + k)
+
+
+@kernel
+def clear(address: int, length: int) -> None:
+    """Fill memory with zeros."""
+    for k in range(length):
+        write8(address + k, np.uint8(0))
+
+
+@inlined
+def _described(sources, code, block):  # type: ignore[no-untyped-def]
+    """Where a block's description lies, and from where its words count."""
+    directory = sources[code, 0]
+    if directory:
+        start = sources[code, 1] + read64(directory + 8 * block)
+        return start, start
+    return sources[code, 1] + block * sources[code, 3], np.int64(0)
+
+
+@inlined
+def _number(code):  # type: ignore[no-untyped-def]
+    """The source of a row, and its number there."""
+    return np.int64(code) >> 32, np.int64(code) & 0xFFFFFFFF
+
+
+@inlined
+def _bit(place):  # type: ignore[no-untyped-def]
+    return (read8(place >> 3) >> np.uint8(place & 7)) & np.uint8(1)
+
+
+@inlined
+def _set_bit(target, place):  # type: ignore[no-untyped-def]
+    at = target + (place >> 3)
+    write8(at, read8(at) | np.uint8(1 << (place & 7)))
+
+
+@inlined
+def _offset_place(sources, rows, i, words, width):  # type: ignore[no-untyped-def]
+    """Where the offset of a row's string lies."""
+    which, row = _number(rows[i])
+    shift = sources[which, 2]
+    at, origin = _described(sources, which, row >> shift)
+    return origin + read64(at + words) - width * (row & ((1 << shift) - 1))
+
+
+@inlined
+def _length(offset, width):  # type: ignore[no-untyped-def]
+    if width == STRINGS:
+        return np.int64(read32(offset + 4)) - np.int64(read32(offset))
+    return read64(offset + 8) - read64(offset)
+
+
+@kernel
+def measure(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64, sizes: Int64) -> None:
+    """For each column of strings, write Arrow's offsets for some rows to the address `out`, and their bytes to `sizes`."""
+    count = rows.shape[0]
+    for k in range(columns.shape[0]):
+        width = widths[columns[k]]
+        if width != STRINGS and width != LARGE_STRINGS:
+            continue
+        total = np.int64(0)
+        target = out[k]
+        words = 8 * WORDS * columns[k]
+        for i in range(count):
+            if i + _AHEAD < count:
+                fetch(_offset_place(sources, rows, i + _AHEAD, words, width))
+            length = _length(_offset_place(sources, rows, i, words, width), width)
+            if width == STRINGS:
+                write32(target + 4 * i, np.int32(total))
+            else:
+                write64(target + 8 * i, total)
+            total += length
+        if width == STRINGS:
+            write32(target + 4 * count, np.int32(total))
+        else:
+            write64(target + 8 * count, total)
+        sizes[k] = total
+
+
+@kernel
+def widen(sources: Int64, widths: Int32, columns: Int32, rows: Any, sizes: Int64) -> None:
+    """Add to `sizes` what the strings of each row take in a batch."""
+    for k in range(columns.shape[0]):
+        width = widths[columns[k]]
+        if width != STRINGS and width != LARGE_STRINGS:
+            continue
+        words = 8 * WORDS * columns[k]
+        for i in range(rows.shape[0]):
+            sizes[i] += _length(_offset_place(sources, rows, i, words, width), width) - width
+
+
+@kernel
+def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64, nulls: Int64) -> None:
+    """Copy the values of some rows, column by column, to addresses.
+
+    `out` has three words a column: where values go (strings: where their offsets lie, which `measure` has written),
+    where bytes of strings go, and where the bitmap of validity goes, 0 if no value is NULL. Bitmaps must be zeros.
+    `nulls` is told how many values are NULL.
+    """
+    count = rows.shape[0]
+    places = np.empty(_CHUNK, np.int64)
+    for k in range(columns.shape[0]):
+        width = widths[columns[k]]
+        words = 8 * WORDS * columns[k]
+        if width == OTHER:
+            continue
+        for start in range(0, count, _CHUNK):
+            stop = min(count, start + _CHUNK)
+            for i in range(start, stop):
+                which, row = _number(rows[i])
+                shift = sources[which, 2]
+                at, origin = _described(sources, which, row >> shift)
+                inside = row & ((1 << shift) - 1)
+                if width > 0:
+                    place = origin + read64(at + words) + width * inside
+                    fetch(place)
+                elif width == BITS:
+                    place = 8 * origin + read64(at + words) + inside
+                elif width == STRINGS:
+                    offset = np.int64(read32(origin + read64(at + words) + 4 * inside))
+                    place = origin + read64(at + words + 8) + offset
+                    fetch(place)
+                    fetch(place + 63)
+                else:
+                    place = origin + read64(at + words + 8) + read64(origin + read64(at + words) + 8 * inside)
+                    fetch(place)
+                    fetch(place + 63)
+                places[i - start] = place
+            _copy_chunk(width, places, start, stop, out[WORDS * k], out[WORDS * k + 1])
+        if out[WORDS * k + 2]:
+            nulls[k] = _copy_validity(sources, words, rows, out[WORDS * k + 2])
+
+
+@inlined
+def _copy_chunk(width, places, start, stop, target, strings):  # type: ignore[no-untyped-def]
+    if width == 8:
+        for i in range(start, stop):
+            _move8(target + 8 * i, places[i - start])
+    elif width == 4:
+        for i in range(start, stop):
+            _move4(target + 4 * i, places[i - start])
+    elif width == STRINGS:
+        for i in range(start, stop):
+            at = np.int64(read32(target + 4 * i))
+            move(strings + at, places[i - start], np.int64(read32(target + 4 * i + 4)) - at)
+    elif width == LARGE_STRINGS:
+        for i in range(start, stop):
+            at = read64(target + 8 * i)
+            move(strings + at, places[i - start], read64(target + 8 * i + 8) - at)
+    elif width == BITS:
+        for i in range(start, stop):
+            if _bit(places[i - start]):
+                _set_bit(target, i)
+    else:
+        for i in range(start, stop):
+            move(target + width * i, places[i - start], width)
+
+
+@inlined
+def _copy_validity(sources, words, rows, validity):  # type: ignore[no-untyped-def]
+    """Set the bits of rows whose value is not NULL; returns how many are."""
+    nulls = 0
+    for i in range(rows.shape[0]):
+        which, row = _number(rows[i])
+        shift = sources[which, 2]
+        at, origin = _described(sources, which, row >> shift)
+        first = read64(at + words + 16)
+        if first == 0 or _bit(8 * origin + first + (row & ((1 << shift) - 1))):
+            _set_bit(validity, i)
+        else:
+            nulls += 1
+    return nulls
+
+
+@kernel
+def merge(hashes: Int64, ends: Int64, places: Int64, out_hashes: Any, out_rows: Int64) -> int:
+    """The next rows of several sorted runs in the order of their hashes, as many as the buffers hold.
+
+    `hashes` are addresses of the runs' hashes, `places` how far each is; rows are numbered with their run.
+    """
+    runs = hashes.shape[0]
+    room = out_rows.shape[0]
+    found = 0
+    while found < room:
+        best = -1
+        least = np.uint64(0)
+        for run in range(runs):
+            if places[run] < ends[run]:
+                hash_ = np.uint64(read64(hashes[run] + 8 * places[run]))
+                if best < 0 or hash_ < least:
+                    best = run
+                    least = hash_
+        if best < 0:
+            break
+        out_hashes[found] = least
+        out_rows[found] = (np.int64(best) << 32) + places[best]
+        places[best] += 1
+        found += 1
+    return found

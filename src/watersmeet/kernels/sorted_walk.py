@@ -1,0 +1,139 @@
+"""Rows of a hash index in the order of their hashes.
+
+Where heads stand by the top bits of the hash, buckets follow each other as hashes do, and only the few rows of one bucket
+have to be put in order. A chain leads from newer rows to older ones: behind a row that is too old all are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.kernels.compile import inlined, kernel, prefetch
+
+CURSOR = 4
+"""Words of a cursor: the bucket (-1: at the end); whether its chain is too long for the buffer and is gone through hash by
+hash, the hash at hand, and the link to go on with."""
+_AHEAD = 16
+_SHORT = 24
+
+
+@kernel
+def relink(entries: Int64, count: int, heads: Int32, bits: int) -> None:
+    """Put all rows into other heads, in their order."""
+    shift = np.uint64(63 - bits)
+    for row in range(count):
+        if row + _AHEAD < count:
+            ahead = np.uint64(entries[2 * (row + _AHEAD)])
+            prefetch(heads, np.intp((ahead >> np.uint64(1)) >> shift))
+        bucket = np.intp((np.uint64(entries[2 * row]) >> np.uint64(1)) >> shift)
+        entries[2 * row + 1] = heads[bucket]
+        heads[bucket] = row + 1
+
+
+@kernel
+def walk(entries: Int64, heads: Int32, low: int, high: int, cursor: Int64, out_hashes: Uint64, out_rows: Int32) -> int:
+    """The next rows from `low` up to `high` by ascending hash, as many as the buffers hold; returns how many."""
+    room = out_rows.shape[0]
+    buckets = heads.shape[0]
+    found = 0
+    bucket = cursor[0]
+    if bucket < 0:
+        return 0
+    while bucket < buckets:
+        if cursor[1]:
+            found = _take_hash(entries, low, high, cursor, out_hashes, out_rows, found)
+            if cursor[3] > 0:
+                cursor[0] = bucket
+                return found
+            following, some = _next_hash(entries, heads[bucket], low, high, np.uint64(cursor[2]), True)
+            if some:
+                cursor[2] = np.int64(following)
+                cursor[3] = heads[bucket]
+            else:
+                cursor[1] = 0
+                bucket += 1
+            continue
+        if bucket + _AHEAD < buckets:
+            prefetch(entries, np.intp(2 * (np.int64(heads[bucket + _AHEAD]) - 1)))
+        count = 0
+        link = np.int64(heads[bucket])
+        while link > low:
+            count += link <= high
+            link = entries[2 * link - 1]
+        if count > room - found:
+            if found:
+                break
+            first, _ = _next_hash(entries, heads[bucket], low, high, np.uint64(0), False)
+            cursor[1] = 1
+            cursor[2] = np.int64(first)
+            cursor[3] = heads[bucket]
+            continue
+        if count:
+            _take_bucket(entries, heads[bucket], low, high, out_hashes, out_rows, found)
+            _put_in_order(out_hashes, out_rows, found, found + count)
+            found += count
+        bucket += 1
+    cursor[0] = bucket if bucket < buckets else -1
+    return found
+
+
+@inlined
+def _take_bucket(entries, head, low, high, out_hashes, out_rows, at):  # type: ignore[no-untyped-def]
+    link = np.int64(head)
+    while link > low:
+        if link <= high:
+            out_hashes[at] = np.uint64(entries[2 * link - 2])
+            out_rows[at] = link - 1
+            at += 1
+        link = entries[2 * link - 1]
+
+
+@inlined
+def _take_hash(entries, low, high, cursor, out_hashes, out_rows, at):  # type: ignore[no-untyped-def]
+    """Rows of the hash at hand, as far as there is room; leaves the link to go on with, 0 if there is none."""
+    link = cursor[3]
+    while link > low and at < out_rows.shape[0]:
+        if link <= high and entries[2 * link - 2] == cursor[2]:
+            out_hashes[at] = np.uint64(cursor[2])
+            out_rows[at] = link - 1
+            at += 1
+        link = entries[2 * link - 1]
+    cursor[3] = link if link > low else 0
+    return at
+
+
+@inlined
+def _next_hash(entries, head, low, high, above, strictly):  # type: ignore[no-untyped-def]
+    """The least hash of a chain, or the least above another; and whether there is one."""
+    best = np.uint64(0)
+    some = False
+    link = np.int64(head)
+    while link > low:
+        if link <= high:
+            hash_ = np.uint64(entries[2 * link - 2])
+            if (hash_ > above or not strictly) and (not some or hash_ < best):
+                best = hash_
+                some = True
+        link = entries[2 * link - 1]
+    return best, some
+
+
+@inlined
+def _put_in_order(hashes, rows, start, stop):  # type: ignore[no-untyped-def]
+    """Sort a few rows by their hashes, those of one hash from the newest on; many with steps that become smaller."""
+    gap = 1
+    if stop - start > _SHORT:
+        while gap < (stop - start) // 3:
+            gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(start + gap, stop):
+            hash_, row = hashes[i], rows[i]
+            j = i
+            while j >= start + gap and (hashes[j - gap] > hash_ or (hashes[j - gap] == hash_ and rows[j - gap] < row)):
+                hashes[j] = hashes[j - gap]
+                rows[j] = rows[j - gap]
+                j -= gap
+            hashes[j] = hash_
+            rows[j] = row
+        gap //= 3

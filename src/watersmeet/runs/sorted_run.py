@@ -1,0 +1,324 @@
+"""Sorted runs: rows in the order of their hashes, written once, mapped, and gathered from where they lie.
+
+    header       64 bytes, always the same
+    hashes       of all rows, one after the other: all that a merge reads of rows that match nothing
+    block        a power of two rows (the last one fewer): three words a column, then its columns (see `kernels.addressed`)
+    block        ...
+    directory    where each block begins; a checksum for each block, and for each stretch of hashes
+    description  JSON: how many rows there are, how many a block has, which columns have NULLs
+    trailer      where directory and description begin, their checksum, end mark
+
+Nothing of a run is in memory but its name and what its trailer says, however many rows it has: the directory is read where
+it lies, too. Each stretch of hashes and each block is checked when it is first read after opening.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.core.errors import SegmentError
+from watersmeet.kernels import addressed as kernels
+from watersmeet.records.addressed import (
+    AddressedRows,
+    Layout,
+    Picture,
+    Sources,
+    gathered_by_block,
+    groups,
+    put_back,
+    width_of,
+)
+from watersmeet.spill.store import Store
+
+_HEADER = b"watersmeet sorted run 1\n".ljust(64, b"\0")
+_END_MARK = b"wm.run.1"
+_TRAILER = struct.Struct("<QQQI8s")  # directory, description and end of both, their checksum, end mark
+_ALIGNED = 64
+_STRETCH = 1 << 16
+"""Hashes that share a checksum."""
+_REMEDY = "run the join again or restore an older snapshot, and check the disk if this comes back"
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+class RunWriter:
+    """Writes one run: all hashes first, then the rows of block after block. What is not sealed never was."""
+
+    def __init__(self, store: Store, name: str, types: Sequence[pa.DataType], rows: int, block_rows: int) -> None:
+        self.name = name
+        self.nbytes = 0
+        self._store = store
+        self._rows = rows
+        self._block_rows = block_rows
+        self._picture = Picture(range(len(types)), types, np.array([width_of(type_) for type_ in types], np.int32))
+        self._types = types
+        self._nulls = np.zeros(len(types), np.int64)
+        self._starts: list[int] = []
+        self._checksums: list[int] = []
+        self._stretches: list[int] = []
+        self._hashed = 0
+        self._scratch = np.empty(0, np.uint8)
+        self._out = store.create(name)
+        self._write(_HEADER)
+
+    def write_hashes(self, hashes: Uint64) -> None:
+        """The hashes of the next rows; those of all rows come before the first block."""
+        start = 0
+        while start < len(hashes):
+            filled = self._hashed % _STRETCH
+            part = np.ascontiguousarray(hashes[start : start + _STRETCH - filled]).view(np.uint8).data
+            if filled:
+                self._stretches[-1] = zlib.crc32(part, self._stretches[-1])
+            else:
+                self._stretches.append(zlib.crc32(part))
+            self._write(part)
+            start += len(part) // 8
+            self._hashed += len(part) // 8
+
+    def write_block(self, rows: AddressedRows, numbers: Int32 | Int64) -> None:
+        """The rows of one block, from wherever they lie."""
+        self._pad()
+        count, picture = len(numbers), self._picture
+        layout = Layout(picture, count, [rows.may_be_null(column) for column in range(len(self._types))])
+        described = 8 * kernels.WORDS * len(self._types)
+        head = _aligned(described)
+        # Strings are measured before it is known how large the block is.
+        fixed = self._room(head + layout.fixed_bytes)
+        layout.place(fixed.ctypes.data + head)
+        if picture.strings:
+            out = layout.out[:: kernels.WORDS]
+            kernels.measure(rows.sources, rows.widths, picture.columns, numbers, out, layout.sizes)
+        string_bytes = layout.place_strings()
+        others = {k: _serialized(rows.other(k, numbers)) for k in picture.others}
+        at = head + layout.fixed_bytes + string_bytes
+        size = at + sum(_aligned(len(each)) for each in others.values())
+        block = self._room(size, keep=head + layout.fixed_bytes)
+        layout.move(block.ctypes.data + head)
+        layout.place_bytes(block.ctypes.data + head + layout.fixed_bytes)
+        kernels.gather(rows.sources, rows.widths, picture.columns, numbers, layout.out, layout.nulls)
+        words = layout.words(head)
+        for k, data in others.items():
+            words[k, 0], words[k, 1] = at, len(data)
+            block[at : at + len(data)] = np.frombuffer(data, np.uint8)
+            block[at + len(data) : at + _aligned(len(data))] = 0
+            at += _aligned(len(data))
+        block[:described] = words.reshape(-1).view(np.uint8)
+        block[described:head] = 0
+        self._nulls += layout.nulls
+        self._starts.append(self.nbytes)
+        self._checksums.append(zlib.crc32(block[:size].data))
+        self._write(block[:size].data)
+
+    def _room(self, size: int, keep: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if len(self._scratch) < size:
+            before, self._scratch = self._scratch, np.empty(max(size, 2 * len(self._scratch)), np.uint8)
+            self._scratch[:keep] = before[:keep]
+        return self._scratch
+
+    def seal(self) -> SortedRun:
+        """Publish the run."""
+        self._pad()
+        start = self.nbytes
+        directory = np.array([*self._starts, start, *self._checksums, *self._stretches], np.int64).view(np.uint8)
+        told = {"rows": self._rows, "block_rows": self._block_rows, "nulls": (self._nulls > 0).tolist()}
+        text = json.dumps(told).encode()
+        description = start + directory.nbytes
+        checksum = zlib.crc32(text, zlib.crc32(directory.data))
+        self._write(directory.data)
+        self._write(text)
+        self._write(_TRAILER.pack(start, description, description + len(text), checksum, _END_MARK))
+        self._out.commit()
+        return SortedRun(self._store, self.name, self._types)
+
+    def abort(self) -> None:
+        """Leave nothing; harmless after `seal`."""
+        self._out.abort()
+
+    def _write(self, data: Any) -> None:
+        self._out.write(data)
+        self.nbytes += memoryview(data).nbytes
+
+    def _pad(self) -> None:
+        padding = -self.nbytes % _ALIGNED
+        if padding:
+            self._write(bytes(padding))
+
+
+class SortedRun(AddressedRows):
+    """A run that is mapped: its hashes are an array, its rows are gathered as if they were in memory."""
+
+    def __init__(self, store: Store, name: str, types: Sequence[pa.DataType]) -> None:
+        """Open a run; `SegmentError` if it is missing, torn or altered."""
+        super().__init__(types)
+        self.name = name
+        self._store = store
+        self._buffer: pa.Buffer = store.open(name)
+        directory, told = self._described()
+        self.rows: int = told["rows"]
+        self.block_rows: int = told["block_rows"]
+        self._nullable: list[bool] = told["nulls"]
+        self._shift = self.block_rows.bit_length() - 1
+        blocks = -(-self.rows // self.block_rows)
+        self._starts = directory[: blocks + 1]
+        self._checksums = directory[blocks + 1 : 2 * blocks + 1]
+        self._stretches = directory[2 * blocks + 1 :]
+        self._unchecked = np.ones(blocks, np.bool_)
+        self._unchecked_hashes = np.ones(len(self._stretches), np.bool_)
+        self._all_checked = False
+        # What is read from a mapped file lies there for as long as the buffer does.
+        self._hashes = np.frombuffer(self._buffer, np.uint64, self.rows, len(_HEADER))
+        base = self._buffer.address
+        self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0]], np.int64)
+
+    def _described(self) -> tuple[Int64, Mapping[str, Any]]:
+        buffer, size = self._buffer, self._buffer.size
+        if size < len(_HEADER) + _TRAILER.size:
+            raise self._damaged(f"it is torn: {size} bytes are too few to be a whole run")
+        start, description, end, checksum, end_mark = _TRAILER.unpack(buffer.slice(size - _TRAILER.size))
+        if end_mark != _END_MARK or end + _TRAILER.size != size or not len(_HEADER) <= start <= description <= end:
+            raise self._damaged(f"it is torn or altered: its {size} bytes do not end as a run does")
+        if buffer.slice(0, len(_HEADER)).to_pybytes() != _HEADER:
+            raise self._damaged("it does not begin as a run of this version does")
+        if zlib.crc32(buffer.slice(start, end - start)) != checksum:
+            raise self._damaged("its directory was altered after it was written")
+        self._store.count_read(size - start)
+        directory = np.frombuffer(buffer, np.int64, (description - start) // 8, start)
+        return directory, json.loads(buffer.slice(description, end - description).to_pybytes())
+
+    def _damaged(self, how: str) -> SegmentError:
+        return SegmentError(f"run {self.name!r} is damaged: {how}; {_REMEDY}")
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the run in its store."""
+        return self._buffer.size
+
+    @property
+    def sources(self) -> Sources:
+        return self._sources
+
+    def may_be_null(self, column: int) -> bool:
+        return self._nullable[column]
+
+    # --- hashes ---
+
+    def hashes(self) -> Uint64:
+        """All hashes, uncopied; ask `check_hashes` for those that are to be read."""
+        return self._hashes
+
+    def check_hashes(self, start: int, stop: int) -> None:
+        """Make sure that hashes from `start` up to `stop` are what was written."""
+        if not self._unchecked_hashes.any():
+            return
+        for stretch in range(start // _STRETCH, -(-stop // _STRETCH)):
+            if self._unchecked_hashes[stretch]:
+                part = self._hashes[stretch * _STRETCH : (stretch + 1) * _STRETCH]
+                if zlib.crc32(part.view(np.uint8).data) != self._stretches[stretch]:
+                    raise self._damaged("its hashes were altered after they were written")
+                self._unchecked_hashes[stretch] = False
+
+    # --- rows ---
+
+    def gather_all(self, columns: tuple[int, ...], rows: Int32) -> list[pa.Array]:
+        self.check_rows(rows)
+        return super().gather_all(columns, rows)
+
+    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+        self.check_rows(rows)
+        super().widen(column, rows, widths)
+
+    def check_rows(self, rows: Int32 | Int64) -> None:
+        """Make sure that the blocks of rows are what was written."""
+        if self._all_checked or not len(rows):
+            return
+        wanted = np.zeros(len(self._unchecked), np.bool_)
+        wanted[rows >> self._shift] = True
+        for block in np.flatnonzero(wanted & self._unchecked).tolist():
+            start, stop = int(self._starts[block]), int(self._starts[block + 1])
+            if zlib.crc32(self._buffer.slice(start, stop - start)) != self._checksums[block]:
+                raise self._damaged(f"block {block} was altered after it was written")
+            self._unchecked[block] = False
+        self._all_checked = not self._unchecked.any()
+
+    def other(self, column: int, rows: Int32) -> pa.Array:
+        return gathered_by_block(lambda block: self._piece(column, block), rows, self._shift)
+
+    def _piece(self, column: int, block: int) -> pa.Array:
+        start = int(self._starts[block])
+        words = np.frombuffer(self._buffer, np.int64, kernels.WORDS * len(self.types), start)
+        at, length = int(words[kernels.WORDS * column]), int(words[kernels.WORDS * column + 1])
+        schema = pa.schema([("", self.types[column])])
+        return pa.ipc.read_record_batch(self._buffer.slice(start + at, length), schema).column(0)
+
+    def other_width(self, column: int, rows: Int32) -> int:
+        block = int(rows[0]) >> self._shift
+        words = np.frombuffer(self._buffer, np.int64, kernels.WORDS * len(self.types), int(self._starts[block]))
+        return int(words[kernels.WORDS * column + 1]) // self.block_rows + 1
+
+    def release(self) -> None:
+        """Let mapped pages leave this process's memory until they are read again."""
+        self._store.release(self._buffer, 0, self._buffer.size)
+
+
+def _serialized(array: pa.Array) -> bytes:
+    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([("", array.type)]))
+    return bytes(batch.serialize())
+
+
+class MergedRows(AddressedRows):
+    """Rows of several runs, each numbered with its run in the upper half of the word."""
+
+    def __init__(self, runs: Sequence[SortedRun]) -> None:
+        super().__init__(runs[0].types)
+        self._runs = runs
+        self._sources = np.concatenate([run.sources for run in runs])
+        self._ends = np.array([run.rows for run in runs], np.int64)
+        self._addresses = np.array([run.hashes().ctypes.data for run in runs], np.int64)
+        self._places = np.zeros(len(runs), np.int64)
+        self.rows = int(self._ends.sum())
+
+    @property
+    def sources(self) -> Sources:
+        return self._sources
+
+    def may_be_null(self, column: int) -> bool:
+        return any(run.may_be_null(column) for run in self._runs)
+
+    def rewind(self) -> None:
+        """Begin with the first rows again."""
+        self._places[:] = 0
+
+    def next_sorted(self, hashes: Uint64, rows: Int64) -> int:
+        """Fill arrays with the next rows in the order of their hashes; returns how many."""
+        before = self._places.copy()
+        for run, start in zip(self._runs, before.tolist(), strict=True):
+            run.check_hashes(start, min(run.rows, start + len(rows)))
+        return int(kernels.merge(self._addresses, self._ends, self._places, hashes, rows))
+
+    def check_rows(self, rows: Int64) -> None:
+        """Make sure that the blocks of rows are what was written."""
+        which = rows >> 32
+        for number, run in enumerate(self._runs):
+            run.check_rows(rows[which == number] & 0xFFFFFFFF)
+
+    def other(self, column: int, rows: Any) -> pa.Array:
+        which = rows >> 32
+        order = np.argsort(which, kind="stable")
+        taken = [
+            self._runs[int(which[group[0]])].other(column, (rows[group] & 0xFFFFFFFF).astype(np.int32))
+            for group in groups(which[order], order)
+        ]
+        return put_back(order, taken)
+
+    def other_width(self, column: int, rows: Int32) -> int:
+        raise NotImplementedError("rows that are merged are written, not measured")

@@ -1,0 +1,76 @@
+"""The spine: a few sorted runs in place of many, merged as they become too many.
+
+A run that leaves memory is of level 0. As soon as `fan_in` runs of one level stand at the end, they become one of the next
+level. So there are at most `fan_in - 1` runs of each level, and a row is written again once a level: with N rows and m in
+memory that is log(N/m) to the base `fan_in`, for the number of runs by level as for the number of times. (Proof: runs of a
+level follow each other, for a merge takes all of a level from the end and puts one of the next in their place; a run of
+level l has the rows of fan_in ** l memory-fulls, so the highest level is at most that logarithm.)
+`tests/unit/runs/test_spine.py` holds it to that.
+
+Merging goes on a little at a time: hashes first, which say in which order rows follow, and then, in the same order once
+more, the rows. Neither needs memory that grows with the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
+from watersmeet.spill.store import Store
+
+
+def to_merge(levels: Sequence[int], fan_in: int) -> int:
+    """How many of the last runs are to become one; 0 if there is no need.
+
+    >>> to_merge([1, 0, 0], 3), to_merge([1, 1, 0, 0, 0], 3), to_merge([], 3)
+    (0, 3, 0)
+    """
+    if not levels:
+        return 0
+    same = 0
+    while same < len(levels) and levels[-1 - same] == levels[-1]:
+        same += 1
+    return same if same >= fan_in else 0
+
+
+def block_rows_for(nbytes: int, rows: int, page_bytes: int, most: int = 4096) -> int:
+    """How many rows of a run share a block: a power of two, about a page of them."""
+    fitting = max(1, min(most, page_bytes * max(1, rows) // max(1, nbytes)))
+    return 1 << (fitting.bit_length() - 1)
+
+
+class Merge:
+    """Several runs on their way to become one."""
+
+    def __init__(self, store: Store, name: str, runs: Sequence[SortedRun], page_bytes: int) -> None:
+        self.runs = list(runs)
+        self._rows = MergedRows(self.runs)
+        nbytes = sum(run.nbytes for run in runs)
+        self._block_rows = block_rows_for(nbytes, self._rows.rows, page_bytes)
+        self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
+        self._numbers = np.empty(len(self._hashes), np.int64)
+        self._writer = RunWriter(store, name, self._rows.types, self._rows.rows, self._block_rows)
+        self._steps = self._work()
+        self.merged: SortedRun | None = None
+
+    def work(self) -> int:
+        """Merge a little; returns how many rows were passed, 0 when all is done and `merged` is there."""
+        return next(self._steps, 0)
+
+    def _work(self) -> Iterator[int]:
+        while count := self._rows.next_sorted(self._hashes, self._numbers):
+            self._writer.write_hashes(self._hashes[:count])
+            yield count
+        self._rows.rewind()
+        most = self._block_rows
+        while count := self._rows.next_sorted(self._hashes[:most], self._numbers[:most]):
+            self._rows.check_rows(self._numbers[:count])
+            self._writer.write_block(self._rows, self._numbers[:count])
+            yield count
+        self.merged = self._writer.seal()
+
+    def abort(self) -> None:
+        """Leave nothing of it."""
+        self._writer.abort()
