@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
-from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Float64, Int64
 
@@ -40,15 +39,15 @@ class Delays:
         count = self.count
         return self._total / count / 1e6 if count else 0.0
 
-    def add(self, microseconds: NDArray[np.int64]) -> None:
-        """So long some rows have waited."""
+    def add(self, microseconds: Int64, times: int = 1) -> None:
+        """So long some rows have waited, each of which stands for so many."""
         if len(microseconds) and microseconds.min() == microseconds.max():  # those that came together
-            self.add_same(microseconds[0] / 1e6, len(microseconds))
+            self.add_same(microseconds[0] / 1e6, times * len(microseconds))
             return
         waited = np.maximum(microseconds, 0)
         buckets = np.minimum((_STEPS * np.log2(waited + 1.0)).astype(np.int64), _BUCKETS - 1)
-        self._counts += np.bincount(buckets, minlength=_BUCKETS)
-        self._total += int(waited.sum())
+        self._counts += times * np.bincount(buckets, minlength=_BUCKETS)
+        self._total += times * int(waited.sum())
 
     def add_same(self, seconds: float, count: int) -> None:
         """So many rows have all waited equally long."""
@@ -105,6 +104,10 @@ class Marks:
         self._times.append(now)
         if len(self._ticks) > _MOST_MARKS:
             self._ticks, self._times = self._ticks[::2], self._times[::2]
+
+    def clear(self) -> None:
+        """Nobody will ask for any of them again."""
+        self._ticks, self._times = [], []
 
     def forget(self, tick: int) -> None:
         """Nobody will ask for rows up to a tick again."""

@@ -68,11 +68,13 @@ class Sizing:
     input_bytes: int
     """Of rows received and not yet worked off, as they are copied together."""
     layout: Layout
+    pair_bytes: int = PAIR_BYTES
+    """Of each place in the buffer of pairs."""
 
     @property
     def buffers(self) -> int:
         """Bytes set aside for all buffers."""
-        return self.pairs * PAIR_BYTES + self.output_bytes + 2 * self.page_bytes + 2 * self.input_bytes
+        return self.pairs * self.pair_bytes + self.output_bytes + 2 * self.page_bytes + 2 * self.input_bytes
 
     @classmethod
     def least(cls, row_bytes: Sequence[int]) -> int:

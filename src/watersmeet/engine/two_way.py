@@ -44,10 +44,10 @@ class ProgressiveJoin(JoinFrame[Task]):
         widths = [row_bytes(plan.types) for plan in self.plans]
         # Values that are close to each other may have any hashes: a band leaves nothing to divide rows by.
         partitioned = self.partitioned and spec.band is None
-        sizing = Sizing.divide(memory, widths, partitioned, f"the {self.name} join", grain)
+        sizing = self._divide(memory, widths, partitioned, grain)
         super().__init__(spec, sizing, memory, store)
         self.tables = tuple(self._make_table(side) for side in (0, 1))
-        self.found = self.pairs = PairBuffer(spec, self.codec, self.plans, sizing.pairs)
+        self.found = self.pairs = self._make_pairs()
         self.saver = Saver(self)
 
     @classmethod
@@ -80,6 +80,12 @@ class ProgressiveJoin(JoinFrame[Task]):
     def _make_table(self, side: int) -> Any:
         return SideTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
 
+    def _divide(self, memory: int, widths: list[int], partitioned: bool, grain: Grain | None) -> Sizing:
+        return Sizing.divide(memory, widths, partitioned, f"the {self.name} join", grain)
+
+    def _make_pairs(self) -> PairBuffer:
+        return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs)
+
     def arrival_lookup(
         self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
     ) -> Lookup:
@@ -104,11 +110,15 @@ class ProgressiveJoin(JoinFrame[Task]):
                 return fuel  # the driver may have rows that wait for the end of the task
         if self._task is None:
             self._task = self._next_task()
-        elif self._arrivals_wait and not isinstance(self._task, Arrival):
+        elif self._arrivals_wait and not isinstance(self._task, Arrival) and not self._is_urgent(self._task):
             return self._give_way(self._task)
         if self._task is None:
             return 0
         return 1 if self._put_off(self._task) else self._task.work(fuel)
+
+    def _is_urgent(self, task: Task) -> bool:
+        """Whether arrivals have to wait for the end of a task."""
+        return False
 
     def _put_off(self, task: Task) -> bool:
         """Whether something else has to be done first, and the task was put aside for it."""

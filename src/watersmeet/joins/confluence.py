@@ -5,7 +5,8 @@ Our own join. See `Confluence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +17,11 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.protocol import Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
-from watersmeet.engine.sizing import Grain
+from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
-from watersmeet.matching.found_pairs import Between
+from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
-from watersmeet.matching.settlement import Debt, Settlement, Slice
+from watersmeet.matching.settlement import OwingRows, OwingRuns, RunEntry, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import worth_settling
 from watersmeet.records.intake import Received
@@ -37,6 +38,17 @@ _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _SLICE_SHARE = 48
 _SMALL = 1 << 20
+_MOST_OWING = 16
+"""Runs that may owe at once."""
+_LEAST_PASSES = 16
+"""Rows may be written before they have settled if they are so many times fewer than the hashes that they owe."""
+_LEAST_OUTPUT = 256 << 10
+_LEAST_RESULT = 64
+"""Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
+_MOST_PAIRS = 1 << 16
+_PAIR_BYTES = 32
+"""Of each place in the buffer: the pair, its width where widths differ, and whether it is one."""
+_FIRST = np.zeros(1, np.int32)
 
 
 class SettlementTask:
@@ -167,9 +179,9 @@ class Confluence(ProgressiveJoin):
         self.budget.reservation("sorting").grow(Slice.bytes_for(slice_rows))
         self._catalogue = self.budget.reservation("catalogue of runs")
         self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
-        self._fan_in = 4 if memory < _SMALL else 8
-        self.debts: tuple[list[Debt], list[Debt]] = ([], [])
-        """The runs of each side. Rows of the other memtable from `since` on owe them."""
+        self._fan_in = 4 if memory < _SMALL else 16
+        self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
+        """The runs of each side, and who owes whom."""
         self.settled = [0, 0]
         """Rows of each memtable with smaller numbers owe no run at all."""
         self._settling: list[Settlement | None] = [None, None]
@@ -182,11 +194,23 @@ class Confluence(ProgressiveJoin):
         self._came: tuple[Marks, Marks] = (Marks(), Marks())
         self.lateness = Delays()
         """How long pairs waited that were not found as their later row came."""
+        self.longest_wait = 0.0
+        """Seconds, of all of them."""
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES + Slice.bytes_for(_LEAST_SLICE) + 512
+        return 2 * cls._least_for_rows(spec)
+
+    def _divide(self, memory: int, widths: list[int], partitioned: bool, grain: Grain | None) -> Sizing:
+        """Results go out in batches of a useful size, however little memory there is: up to a quarter of it."""
+        usual = super()._divide(memory, widths, partitioned, grain)
+        output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 4))
+        pairs = grain.pairs if grain is not None and grain.pairs else max(64, min(_MOST_PAIRS, output // _LEAST_RESULT))
+        return replace(usual, output_bytes=output, pairs=pairs, pair_bytes=_PAIR_BYTES)
+
+    def _make_pairs(self) -> PairBuffer:
+        return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
 
     def _make_table(self, side: int) -> Any:
         return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
@@ -209,8 +233,7 @@ class Confluence(ProgressiveJoin):
     def phase(self) -> str:
         """Arriving, reactive, clean-up or done."""
         phase = super().phase
-        urgent = isinstance(self._task, MergeTask) or (isinstance(self._task, SettlementTask) and self._task.urgent)
-        return "arriving" if phase == "reactive" and urgent else phase
+        return "arriving" if phase == "reactive" and self._task is not None and self._is_urgent(self._task) else phase
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -218,31 +241,41 @@ class Confluence(ProgressiveJoin):
         for side in (0, 1):
             other = self.tables[1 - side]
             assert 0 <= self.settled[side] <= self.tables[side].rows
-            assert all(0 <= debt.since <= other.rows for debt in self.debts[side])
-            settling = self._settling[side]
-            assert settling is None or self.settled[side] <= settling.high <= self.tables[side].rows
+            assert all(0 <= entry.since <= other.rows for entry in self.runs[side])
+            assert all(entry.birth <= self.clock for entry in self.runs[side])
 
     def close(self) -> None:
         """Let go of everything."""
         self._abort_merge()
         super().close()
-        self.debts = ([], [])
+        self.runs = ([], [])
         self._settling = [None, None]
 
     # --- who owes ---
 
     def owes(self, side: int) -> bool:
-        """Whether rows in memory have yet to meet runs of the other side."""
+        """Whether rows of a side have yet to meet runs of the other."""
+        return self._rows_owe(side) or bool(self._owing_runs(side))
+
+    def _rows_owe(self, side: int) -> bool:
         rows = self.tables[side].rows if self.tables else 0
-        return self.settled[side] < rows and any(debt.since < rows for debt in self.debts[1 - side])
+        return self.settled[side] < rows and any(entry.since < rows for entry in self.runs[1 - side])
+
+    def _owing_runs(self, side: int) -> list[RunEntry]:
+        return [entry for entry in self.runs[side] if entry.owes_before is not None]
+
+    def owing(self, side: int) -> int:
+        """How many rows of a side owe."""
+        rows = self.tables[side].rows - self.settled[side] if self._rows_owe(side) else 0
+        return rows + sum(entry.run.rows for entry in self._owing_runs(side))
 
     def must_keep(self, side: int) -> bool:
         """Unless the other input has ended and has nothing on disk."""
-        return not self.exhausted(1 - side) or bool(self.debts[1 - side])
+        return not self.exhausted(1 - side) or bool(self.runs[1 - side])
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Note when rows came, which may have to wait."""
-        if self.debts[1 - side]:
+        if self.runs[1 - side]:
             self._came[side].add(self.tables[side].rows, self._now)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
@@ -291,8 +324,10 @@ class Confluence(ProgressiveJoin):
         first = self._came[side].first
         if self._delay is not None and first is not None and self._now >= first + self._delay:
             return True
-        owing = self.tables[side].rows - self.settled[side]
-        return worth_settling(owing, sum(debt.run.rows for debt in self.debts[1 - side]))
+        return self._is_worth_settling(side)
+
+    def _is_worth_settling(self, side: int) -> bool:
+        return worth_settling(self.owing(side), self._hashes_owed(side))
 
     def _next_task(self) -> Task | None:
         return self._urgent_task() or super()._next_task()
@@ -301,18 +336,38 @@ class Confluence(ProgressiveJoin):
         for side in (0, 1):
             if self._is_due(side):
                 return self._settle_task(side, urgent=True)
-        while self._full:
-            side = self._victim()
-            if self.owes(side):
-                return self._settle_task(side, urgent=True)
-            self._flush(side)
+        if self._full:
+            task = self._make_room()
+            if task is not None:
+                return task
             self._full = False
         return self._merge_task()
+
+    def _make_room(self) -> Task | None:
+        """Let rows leave memory; or what must be done before."""
+        if all(self._may_leave_owing(side) for side in (0, 1)):
+            self._flush_owing()
+            return None
+        side = self._victim()
+        for each in (side, 1 - side):
+            if self._owing_runs(each) or (each == side and self._rows_owe(each)):
+                return self._settle_task(each, urgent=True)
+        self._flush(side)
+        return None
 
     def _victim(self) -> int:
         """Whose rows leave memory: those that would be forgotten, else the larger part."""
         forgotten = [side for side in (0, 1) if self.exhausted(1 - side) and self.tables[side].rows]
         return forgotten[0] if forgotten else int(self.tables[1].held > self.tables[0].held)
+
+    def _may_leave_owing(self, side: int) -> bool:
+        """Whether rows of a memtable may be written before they have settled: if that pays, and all owe the same."""
+        if any(map(self.exhausted, (0, 1))) or self._settling[side] is not None:
+            return False
+        if len(self._owing_runs(side)) >= _MOST_OWING or self.owing(side) * _LEAST_PASSES > self._hashes_owed(side):
+            return False
+        rows = self.tables[side].rows
+        return self.settled[side] in (0, rows) and all(entry.since in (0, rows) for entry in self.runs[1 - side])
 
     def secure(self, claim: Any, spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
         """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
@@ -328,34 +383,54 @@ class Confluence(ProgressiveJoin):
     # --- settling ---
 
     def _settle_task(self, side: int, urgent: bool) -> SettlementTask:
+        """Go on with the settlement of a side, or begin one: of runs that owe, or else of rows in memory."""
         settling = self._settling[side]
         if settling is None:
-            settling = self._settling[side] = Settlement.begin(
-                side, self.tables[side], self.settled[side], self.debts[1 - side], self._slice, self.sizing.page_bytes
+            owing = self._owing_runs(side)[:_MOST_OWING]
+            debtor = (
+                OwingRuns(owing) if owing else OwingRows(self.tables[side], self.settled[side], self.tables[side].rows)
             )
+            settling = self._settling[side] = self._settlement(side, debtor)
         return SettlementTask(self, settling, urgent)
+
+    def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
+        """A settlement with all runs there are, or with those of these names."""
+        entries = [entry for entry in self.runs[1 - side] if names is None or entry.run.name in names]
+        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self.budget.total // 4)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
+        settlement.let_go()
         used = settlement.work(self.pairs, fuel, self.meter)
-        if self.pairs.count:
-            came = self._came[settlement.side].times(self.pairs.probes[: self.pairs.count].astype(np.int64) + 1)
-            if came is not None:
-                self.lateness.add(((self._now - came) * 1e6).astype(np.int64))
+        if settlement.ends_slice and settlement.found and isinstance(settlement.debtor, OwingRows):
+            self._note_lateness(self._came[settlement.side], settlement)
         return used
 
     def settled_now(self, settlement: Settlement) -> None:
         """All rows of a settlement have met all runs there were when it began."""
-        side = settlement.side
-        self.settled[side] = settlement.high
+        side, debtor = settlement.side, settlement.debtor
         self._settling[side] = None
-        self._came[side].forget(settlement.high)
-        for run in settlement.runs:
-            run.release()
+        settlement.let_go(all_of_it=True)
+        if isinstance(debtor, OwingRuns):
+            debtor.settled()
+        else:
+            assert isinstance(debtor, OwingRows)
+            self.settled[side] = debtor.high
+            self._came[side].forget(debtor.high)
+
+    def _note_lateness(self, came: Marks, settlement: Settlement) -> None:
+        """How long the pairs of a slice have waited: of a few rows, which stand for all, and of the oldest."""
+        times = came.times(settlement.some_rows + 1)
+        if times is None:
+            return
+        waited = self._now - times
+        self.longest_wait = max(self.longest_wait, float(waited[-1]))
+        self.lateness.add((waited[:-1] * 1e6).astype(np.int64), -(-settlement.found // (len(waited) - 1)))
+
+    def _is_urgent(self, task: Task) -> bool:
+        return isinstance(task, MergeTask) or (isinstance(task, SettlementTask) and task.urgent)
 
     def _give_way(self, task: Task) -> int:
-        if isinstance(task, MergeTask) or (isinstance(task, SettlementTask) and task.urgent):
-            return task.work(4096)
         self._task = None  # what was settled stays so, and the rest goes on later
         return 1
 
@@ -373,21 +448,43 @@ class Confluence(ProgressiveJoin):
 
     def _flush(self, side: int) -> None:
         """Write a memtable that owes nothing as a run, unless its rows wait for nobody."""
-        table, other = self.tables[side], self.tables[1 - side]
         self.clock += 1
-        if not self.exhausted(1 - side):
-            run = self._write_run(side, table)
-            if not self.debts[side]:
-                self.settled[1 - side] = other.rows  # until now there was nothing to owe
-            self.debts[side].append(Debt(run, other.rows))
+        run = None if self.exhausted(1 - side) else self._write_run(side, self.tables[side])
+        if run is not None:
+            self._add_run(side, RunEntry(run, self.clock, self.tables[1 - side].rows))
+        self._forget_rows(side)
+        self._count_runs()
+
+    def _flush_owing(self) -> None:
+        """Write both memtables as they are: that they owe is said by their runs. They owe each other nothing."""
+        self.clock += 1
+        entries: list[RunEntry | None] = [None, None]
+        for side, table in enumerate(self.tables):
+            if table.rows:
+                before = int(table.ticks(_FIRST)[0]) if self._rows_owe(side) else None
+                entries[side] = RunEntry(self._write_run(side, table), self.clock, 0, owes_before=before)
+        for side, entry in enumerate(entries):
+            if entry is not None:
+                self._add_run(side, entry)
+        for side in (0, 1):
+            self._forget_rows(side)
+        self._count_runs()
+
+    def _add_run(self, side: int, entry: RunEntry) -> None:
+        if not self.runs[side]:
+            self.settled[1 - side] = self.tables[1 - side].rows  # until now there was nothing to owe
+        self.runs[side].append(entry)
+
+    def _forget_rows(self, side: int) -> None:
+        """A memtable is empty now; whatever comes owes all that is on disk."""
         self.forget(side, 0)
         self.settled[side] = 0
-        self._came[side].forget(1 << 62)
-        self._came = tuple(Marks() if i == side else marks for i, marks in enumerate(self._came))  # type: ignore[assignment]
-        for debt in self.debts[1 - side]:
-            debt.since = 0
-        if not self.exhausted(1 - side):
-            self._count_runs()
+        self._came[side].clear()
+        for entry in self.runs[1 - side]:
+            entry.since = 0
+
+    def _hashes_owed(self, side: int) -> int:
+        return sum(entry.run.rows for entry in self.runs[1 - side])
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
         page_bytes = self.sizing.page_bytes
@@ -427,7 +524,7 @@ class Confluence(ProgressiveJoin):
     def _count_runs(self) -> None:
         """Memory for what is remembered of runs, which never become many."""
         self._catalogue.shrink(self._catalogue_runs * _RUN_BYTES)
-        self._catalogue_runs = len(self.debts[0]) + len(self.debts[1])
+        self._catalogue_runs = len(self.runs[0]) + len(self.runs[1])
         self._catalogue.grow(self._catalogue_runs * _RUN_BYTES)
 
     _catalogue_runs = 0
@@ -436,15 +533,15 @@ class Confluence(ProgressiveJoin):
 
     def _merge_task(self) -> Task | None:
         for side in (0, 1):
-            if self._settling[1 - side] is not None:
-                continue  # its rows are on their way through these runs
-            # Runs can be one only if the same rows owe them.
+            if self._settling[1 - side] is not None or self._owing_runs(1 - side):
+                continue  # rows are on their way through these runs, or owe some of them and not others
+            # Runs can be one only if the same rows owe them, and if they owe nothing themselves.
             settled = self.settled[1 - side]
-            since = [max(debt.since, settled) for debt in self.debts[side]]
-            same = [debt for debt, each in zip(self.debts[side], since, strict=True) if each == since[0]]
-            count = to_merge([debt.level for debt in same], self._fan_in)
+            ready = [entry for entry in self.runs[side] if entry.owes_before is None]
+            same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
+            count = to_merge([entry.level for entry in same], self._fan_in)
             if count:
-                runs = [debt.run for debt in same[-count:]]
+                runs = [entry.run for entry in same[-count:]]
                 return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self.sizing.page_bytes))
         return None
 
@@ -461,12 +558,12 @@ class Confluence(ProgressiveJoin):
         """A merged run takes the place of the runs that it was made of."""
         assert merge.merged is not None
         gone = {run.name for run in merge.runs}
-        places = [i for i, debt in enumerate(self.debts[side]) if debt.run.name in gone]
-        olds = [self.debts[side][i] for i in places]
-        one = Debt(merge.merged, max(debt.since for debt in olds), olds[0].level + 1)
-        for i in reversed(places):
-            del self.debts[side][i]
-        self.debts[side].insert(places[0], one)
+        olds = [entry for entry in self.runs[side] if entry.run.name in gone]
+        birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
+        one = RunEntry(merge.merged, birth, since, olds[0].level + 1)
+        place = self.runs[side].index(olds[0])
+        self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
+        self.runs[side].insert(place, one)
         for run in merge.runs:
             run.release()
         self.saver.discard(sorted(gone))
@@ -481,8 +578,8 @@ class Confluence(ProgressiveJoin):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
-        return [debt.run.name for side in (0, 1) for debt in self.debts[side]], {
-            "runs": [[[debt.run.name, debt.since, debt.level] for debt in debts] for debts in self.debts],
+        return [entry.run.name for entries in self.runs for entry in entries], {
+            "runs": [[entry.to_state() for entry in entries] for entries in self.runs],
             "settled": list(self.settled),
             "settling": settling,
             "full": self._full,
@@ -495,7 +592,7 @@ class Confluence(ProgressiveJoin):
     def _load_own(self, state: dict[str, Any]) -> None:
         for side, runs in enumerate(state["runs"]):
             types = self.plans[side].types
-            self.debts[side][:] = [Debt(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
+            self.runs[side][:] = [RunEntry(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
         self.settled = list(state["settled"])
         self._full, self._written = state["full"], state["written"]
         self._count_runs()
@@ -504,20 +601,24 @@ class Confluence(ProgressiveJoin):
         for saved in state["settling"]:
             if saved is not None:
                 self._load_settlement(saved)
-        if state["task"] is not None and state["task"]["kind"] == "merge":
-            return
-        super()._load_tasks(state, waiting)
+        if state["task"] is None or state["task"]["kind"] != "merge":
+            super()._load_tasks(state, waiting)
 
     def _load_settlement(self, saved: dict[str, Any]) -> Settlement:
         side = saved["side"]
-        settlement = Settlement.load(
-            saved, self.tables[side], self.debts[1 - side], self._slice, self.sizing.page_bytes, self.pairs
-        )
-        self._settling[side] = settlement
+        debtor: OwingRows | OwingRuns
+        if "owing" in saved:
+            named = {entry.run.name: entry for entry in self.runs[side]}
+            debtor = OwingRuns([named[name] for name in saved["owing"]])
+        else:
+            table = self.tables[side]
+            table.have_bits(max(saved["slice"][0], saved["behind"][0]))
+            debtor = OwingRows(table, saved["low"], saved["high"], saved["sorting"])
+        settlement = self._settling[side] = self._settlement(side, debtor, saved["runs"])
+        settlement.load(saved, self.pairs)
         return settlement
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         if state["kind"] != "settlement":
             return super()._load_task(state)
         return SettlementTask(self, self._load_settlement(state), state["urgent"])
-

@@ -308,6 +308,64 @@ def _copy_validity(sources, words, rows, validity):  # type: ignore[no-untyped-d
     return nulls
 
 
+START = 0x243F6A8885A308D3 >> 1
+"""Of checksums."""
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def checksum_on(start: int, address: int, length: int) -> int:
+    """The checksum of bytes that follow others, whose checksum is `start`; a multiple of eight bytes.
+
+    Each word is mixed in by a step that can be undone, so that no change of one word goes unnoticed.
+    """
+    total = np.uint64(start)
+    for k in range(0, length, 8):
+        total = (total ^ np.uint64(read64(address + k))) * _PRIME
+        total ^= total >> np.uint64(32)
+    return np.int64(total)
+
+
+@kernel
+def checksum(address: int, length: int) -> int:
+    """The checksum of a multiple of 64 bytes (or of eight): four words at a time, each in a lane of its own."""
+    one = two = three = four = np.uint64(START)
+    k = 0
+    while k + 32 <= length:
+        one = (one ^ np.uint64(read64(address + k))) * _PRIME
+        two = (two ^ np.uint64(read64(address + k + 8))) * _PRIME
+        three = (three ^ np.uint64(read64(address + k + 16))) * _PRIME
+        four = (four ^ np.uint64(read64(address + k + 24))) * _PRIME
+        one ^= one >> np.uint64(29)
+        two ^= two >> np.uint64(29)
+        three ^= three >> np.uint64(29)
+        four ^= four >> np.uint64(29)
+        k += 32
+    while k + 8 <= length:
+        one = (one ^ np.uint64(read64(address + k))) * _PRIME
+        k += 8
+    total = one
+    for lane in (two, three, four):
+        total = (total ^ lane) * _PRIME
+        total ^= total >> np.uint64(32)
+    return np.int64(total)
+
+
+@kernel
+def unchecked_blocks(rows: Any, shift: int, unchecked: Any, out: Int64) -> int:
+    """Which blocks of some rows are unchecked, as many as `out` holds; each is marked as checked."""
+    found = 0
+    for i in range(rows.shape[0]):
+        block = np.int64(rows[i]) >> shift
+        if unchecked[block]:
+            if found == out.shape[0]:
+                break
+            unchecked[block] = False
+            out[found] = block
+            found += 1
+    return found
+
+
 @kernel
 def merge(hashes: Int64, ends: Int64, places: Int64, out_hashes: Any, out_rows: Int64) -> int:
     """The next rows of several sorted runs in the order of their hashes, as many as the buffers hold.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int32
+from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.kernels import gather
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.plan import RowPlan, Rows
+from watersmeet.records.plan import RowPlan, Rows, gather_all
 
 PAIR_BYTES = 96
 """Of each place in the buffer: the pair itself, and the scratch arrays of filtering and measuring."""
@@ -30,12 +31,17 @@ class Between:
 class PairBuffer:
     """A fixed number of pairs (row looked up, row found), and the output batches made of them."""
 
-    def __init__(self, spec: JoinSpec, codec: KeyCodec, plans: tuple[RowPlan, RowPlan], capacity: int) -> None:
+    def __init__(
+        self, spec: JoinSpec, codec: KeyCodec, plans: tuple[RowPlan, RowPlan], capacity: int, wide: bool = False
+    ) -> None:
+        """With `wide`, rows that were found are numbered with their source in the upper half of a word."""
         self._spec = spec
         self._codec = codec
         self._plans = plans
+        counts = spec.output is Output.COUNTS
+        self._wanted = [tuple(dict.fromkeys(plan.keys if counts else [*plan.outputs, *plan.keys])) for plan in plans]
         self.probes = np.empty(capacity, np.int32)
-        self.rows = np.empty(capacity, np.int32)
+        self.rows: Int32 | Int64 = np.empty(capacity, np.int64 if wide else np.int32)
         self.widest = [0, 0]
         """The widest row of each side so far."""
         self.room = capacity
@@ -53,9 +59,9 @@ class PairBuffer:
         """Make the whole buffer free."""
         self.first = self.count = 0
 
-    def filter(self, fresh: Bool) -> None:
-        """Keep only the pairs that are fresh."""
-        self.count = int(gather.keep(fresh, self.probes[: self.count], self.rows[: self.count]))
+    def filter(self, fresh: Bool, start: int = 0) -> None:
+        """Keep only the pairs that are fresh, of those from `start` on."""
+        self.count = start + int(gather.keep(fresh, self.probes[start : self.count], self.rows[start : self.count]))
 
     def take(self, between: Between, limit: int) -> tuple[pa.RecordBatch | None, int]:
         """Hand out waiting pairs, as many as fit into `limit` bytes, at least one: the batch, and how many pairs it
@@ -104,26 +110,30 @@ class PairBuffer:
 
     def _build(self, sides: list[tuple[Rows, Int32]]) -> tuple[pa.RecordBatch | None, int]:
         count = len(sides[0][1])
-        wanted = [
-            plan.keys if self._spec.output is Output.COUNTS else {*plan.outputs, *plan.keys} for plan in self._plans
-        ]
-        arrays = [
-            {column: plan.original(column, source.gather(column, numbers)) for column in columns}
-            for (source, numbers), plan, columns in zip(sides, self._plans, wanted, strict=True)
-        ]
-        equal = None
+        if self._spec.output is Output.COUNTS and self._codec.exact:
+            return None, count
+        arrays = self._gathered(sides, self._wanted)
         if not self._codec.exact:
             keys = [[arrays[side][column] for column in self._plans[side].keys] for side in (0, 1)]
             equal = self._codec.equal(*keys)
             if equal is not None:
                 count = int(np.count_nonzero(equal))
-        if self._spec.output is Output.COUNTS or not count:
-            return None, count
-        if equal is not None:  # Arrow cannot filter every type, but every type can be gathered
-            arrays = [
-                {column: plan.original(column, source.gather(column, numbers[equal])) for column in plan.outputs}
-                for (source, numbers), plan in zip(sides, self._plans, strict=True)
-            ]
+            if self._spec.output is Output.COUNTS or not count:
+                return None, count
+            if equal is not None:  # Arrow cannot filter every type, but every type can be gathered
+                truly = [(source, numbers[equal]) for source, numbers in sides]
+                arrays = self._gathered(truly, [tuple(plan.outputs) for plan in self._plans])
         columns = [arrays[side][column] for side in (0, 1) for column in self._plans[side].outputs]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
-        return batch, count
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
+
+    def _gathered(
+        self, sides: list[tuple[Rows, Int32]], wanted: Sequence[tuple[int, ...]]
+    ) -> list[dict[int, pa.Array]]:
+        """Columns of both sides in their own types, by their numbers."""
+        return [
+            {
+                column: plan.original(column, array)
+                for column, array in zip(columns, gather_all(source, columns, numbers), strict=True)
+            }
+            for (source, numbers), plan, columns in zip(sides, self._plans, wanted, strict=True)
+        ]

@@ -1,17 +1,25 @@
-"""Settling: rows in memory meet what the other input has on disk, by merging sorted hashes.
+"""Settling: rows that owe meet what the other input has on disk, by merging sorted hashes.
 
 ```
-owing rows of the memtable, in the order of their hashes     3 · 8 · 8 · 21 · 34 ...      a slice at a time
-hashes of a run of the other input                           1 · 3 · 5 · 8 · 9 · 34 ...   read forward, skipping by leaps
-pairs                                                        (3, 3) · (8, 8) · (8, 8) · (34, 34)
+owing rows in the order of their hashes     3 · 8 · 8 · 21 · 34 ...       a slice at a time
+hashes of a run of the other input          1 · 3 · 5 · 8 · 9 · 34 ...    read forward, skipping by leaps
+pairs                                       (3, 3) · (8, 8) · (8, 8) · (34, 34)
 ```
 
-**Who owes what.** Every run knows `since`: rows of the other memtable with smaller numbers were in memory together with all
-of the run's rows when the later of each two came, and have met them there. Rows from `since` on came after the run had left
-memory, and owe it. A settlement takes rows that owe, up to some number, and meets them with every run there is when it
-begins; from then on they owe nothing that was written before. So a pair is found in memory if both rows were there when the
-later one came, and else when the later one settles: exactly once, with one number a run and one a memtable to tell.
-(`tests/conformance/test_confluence_mutants.py` breaks each of these, and is noticed.)
+**Who owes what.** Time is counted in ticks: each row that arrives takes one, and so does each flush. A row owes exactly
+the runs of the other input that were written before it arrived, until it has settled:
+
+- Two rows that were in memory together met there, when the later one came. Neither owes the other's run, for the later
+  one came before the earlier one's run was written.
+- Two rows that never were together: the later one came after the earlier one's run was written, and owes it. The earlier
+  one owes the later one nothing. So their pair is found once, when the later one settles.
+
+A settlement takes rows that owe and meets them with every run that they owe, as of when it begins; then they owe nothing:
+runs that are written later are of no concern to them. What remains to be known is which rows have settled. In memory that
+is one number: rows are numbered as they come, and all those before `settled` have. Which runs the others owe is one
+number a run: `since`, the first row that came after it was written. Where rows are written before they have settled, their
+run *owes*, and says since when: all its rows came after `owes_before`, and no run of the other input was written while they
+came. (`tests/conformance/test_confluence_mutants.py` breaks each of these rules, and is noticed.)
 
 A settlement stops at any pair, and goes on where it stopped: rows may arrive meanwhile, for they have higher numbers.
 """
@@ -20,28 +28,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from watersmeet.core.arrays import Int32, Uint64
+from watersmeet.core.arrays import Bool, Int64, Uint64
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.merge import probe_sorted
 from watersmeet.matching.found_pairs import Between, PairBuffer
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.records.addressed import AddressedRows
+from watersmeet.records.plan import TableRows
+from watersmeet.runs.sorted_run import MergedRows, SortedRun
 from watersmeet.tables.memtable import Memtable, Walk
 
 _HASH_BYTES = 8
+_SAMPLED = 64
+_LEAST_RESIDENT = 4 << 20
+"""Bytes of runs that may be mapped at once, whatever the budget: below, letting them go costs more than it saves."""
 
 
 @dataclass(slots=True)
-class Debt:
-    """A run, and from which row on the other memtable's rows owe it."""
+class RunEntry:
+    """A run, and who owes whom."""
 
     run: SortedRun
+    birth: int
+    """The tick at which it was written."""
     since: int
+    """Rows of the other memtable from this number on owe it."""
     level: int = 0
     """How often its rows were merged."""
+    owes_before: int | None = None
+    """If its own rows have yet to settle: they owe the runs that were written before this tick."""
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self.run.name, self.birth, self.since, self.level, self.owes_before]
 
 
 class Slice:
@@ -49,81 +71,193 @@ class Slice:
 
     def __init__(self, capacity: int) -> None:
         self.hashes: Uint64 = np.empty(capacity, np.uint64)
-        self.rows: Int32 = np.empty(capacity, np.int32)
+        self.rows: Int64 = np.empty(capacity, np.int64)
         self.owner: Settlement | None = None
         """Whose rows are in it now."""
 
     @classmethod
     def bytes_for(cls, capacity: int) -> int:
         """What so many rows take."""
-        return 12 * capacity
+        return 16 * capacity
+
+
+class Debtor(Protocol):
+    """Rows that owe, in the order of their hashes."""
+
+    @property
+    def rows(self) -> AddressedRows:
+        """Where they lie."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether all have been passed."""
+        ...
+
+    def next_slice(self, hashes: Uint64, rows: Int64) -> int:
+        """Fill arrays with the next rows; returns how many."""
+        ...
+
+    def place(self) -> list[int]:
+        """Where it stands, to be gone to again."""
+        ...
+
+    def go_to(self, place: Sequence[int]) -> None:
+        """Stand where it stood."""
+        ...
+
+    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
+        """Which of some rows owe a run; None: all do."""
+        ...
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot, but for the place."""
+        ...
+
+
+class OwingRows:
+    """The rows of a memtable from some number on."""
+
+    def __init__(self, table: Memtable, low: int, high: int, sorting: bool | None = None) -> None:
+        self._table = table
+        self._walk = table.walk(low, high)
+        if sorting is not None:
+            self._walk = Walk(low, high, sorting, table.bits)
+
+    @property
+    def high(self) -> int:
+        """Up to this number."""
+        return self._walk.high
+
+    @property
+    def rows(self) -> AddressedRows:
+        return self._table
+
+    @property
+    def done(self) -> bool:
+        return self._walk.done
+
+    def next_slice(self, hashes: Uint64, rows: Int64) -> int:
+        return self._table.next_sorted(self._walk, hashes, rows)
+
+    def place(self) -> list[int]:
+        return [self._walk.bits, *self._walk.cursor.tolist()]
+
+    def go_to(self, place: Sequence[int]) -> None:
+        self._walk = replace(self._walk, bits=place[0], cursor=np.array(place[1:], np.int64))
+
+    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
+        return None if entry.since <= self._walk.low else rows >= entry.since
+
+    def to_state(self) -> dict[str, Any]:
+        return {"low": self._walk.low, "high": self._walk.high, "sorting": self._walk.sorting}
+
+
+class OwingRuns:
+    """The rows of runs that were written before their rows had settled, all at once."""
+
+    def __init__(self, entries: Sequence[RunEntry]) -> None:
+        self._entries = list(entries)
+        self._rows = MergedRows([entry.run for entry in entries])
+        self._before = np.array([entry.owes_before for entry in entries], np.int64)
+
+    @property
+    def rows(self) -> AddressedRows:
+        return self._rows
+
+    @property
+    def done(self) -> bool:
+        return self._rows.done
+
+    def next_slice(self, hashes: Uint64, rows: Int64) -> int:
+        return self._rows.next_sorted(hashes, rows)
+
+    def place(self) -> list[int]:
+        return self._rows.places()
+
+    def go_to(self, place: Sequence[int]) -> None:
+        self._rows.go_to(place)
+
+    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
+        return None if entry.birth < self._before.min() else self._before[rows >> 32] > entry.birth
+
+    def to_state(self) -> dict[str, Any]:
+        return {"owing": [entry.run.name for entry in self._entries]}
+
+    def settled(self) -> None:
+        """They owe nothing any more."""
+        for entry in self._entries:
+            entry.owes_before = None
 
 
 class Settlement:
-    """Rows of one memtable on their way through the other input's runs.
+    """Rows of one side on their way through the other input's runs.
 
     Invariants: rows of the slice have met the runs before `_at`, those before `_next` the one at `_at`, too; rows behind
     the slice have met none.
     """
 
     def __init__(
-        self, side: int, table: Memtable, walk: Walk, debts: Sequence[Debt], buffer: Slice, page_bytes: int
+        self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, page_bytes: int, resident: int
     ) -> None:
+        """`resident` bytes of runs may be mapped at once."""
         self.side = side
-        self.high = walk.high
-        self._table = table
-        self._debts = list(debts)
+        self.debtor = debtor
+        self._entries = list(entries)
+        self._all = MergedRows([entry.run for entry in entries])
         self._buffer = buffer
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
-        self._walk = walk
         self._length = 0
-        self._at = len(self._debts)
+        self._at = len(self._entries)
         self._next, self._link, self._near = 0, -1, -1
-        self._slice_at = self._place()
+        self._slice_at = debtor.place()
         self._filled = [0, 0, -1]
         self._kept = 0
-
-    @classmethod
-    def begin(
-        cls, side: int, table: Memtable, low: int, debts: Sequence[Debt], buffer: Slice, page_bytes: int
-    ) -> Settlement:
-        """Of all rows from `low` on that are in memory now."""
-        owed = [debt for debt in debts if debt.since < table.rows]
-        return cls(side, table, table.walk(low, table.rows), owed, buffer, page_bytes)
-
-    def _place(self) -> Walk:
-        return replace(self._walk, cursor=self._walk.cursor.copy())
+        self.found = 0
+        """Pairs of the slice at hand so far."""
+        self._resident = 0
+        self._most_resident = max(_LEAST_RESIDENT, resident)
 
     @property
     def done(self) -> bool:
         """Whether all pairs were found; some may still wait in the buffer."""
-        return self._at == len(self._debts) and (not self._debts or self._walk.done)
-
-    @property
-    def runs(self) -> list[SortedRun]:
-        """What the rows are merged with."""
-        return [debt.run for debt in self._debts]
+        return self._at == len(self._entries) and (not self._entries or self.debtor.done)
 
     @property
     def between(self) -> Between:
         """Where the rows of the pairs in the buffer lie."""
-        return Between(self.side, self._table, self._debts[self._filled[0]].run)
+        return Between(self.side, TableRows(self.debtor.rows, self._buffer.rows), self._all)
+
+    @property
+    def some_rows(self) -> Int64:
+        """A few of the rows of the slice at hand, which stand for all of them; the last is the oldest."""
+        rows = self._buffer.rows[: self._length]
+        return np.append(rows[:: -(-len(rows) // _SAMPLED)], rows.min())
+
+    @property
+    def ends_slice(self) -> bool:
+        """Whether all pairs of the slice at hand were found."""
+        return self._at == len(self._entries) and self._length > 0
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
-        if self._at == len(self._debts):
-            self._slice_at = self._place()
-            self._length = self._table.next_sorted(self._walk, self._buffer.hashes, self._buffer.rows)
+        if self._at == len(self._entries):
+            self._slice_at = self.debtor.place()
+            self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
             self._buffer.owner = self
-            self._begin_run(0 if self._length else len(self._debts))
+            self._begin_run(0 if self._length else len(self._entries))
+            self.found = 0
             meter.probes += self._length
             return max(1, self._length)
         if self._buffer.owner is not self:
             self._take_slice_again()
         self._filled = [self._at, self._next, self._link]
-        used = self._fill(pairs, max(1, fuel), meter)
+        pairs.first = pairs.count = used = 0
+        while used < fuel and pairs.count < pairs.room and self._at < len(self._entries):
+            used += self._fill(pairs, fuel - used, meter)
         self._kept = pairs.count
-        return used
+        self.found += pairs.count
+        return max(1, used)
 
     def _begin_run(self, number: int) -> None:
         self._at = number
@@ -131,35 +265,49 @@ class Settlement:
 
     def _take_slice_again(self) -> None:
         """Somebody else has used the buffer since: the same rows once more, and no more of them."""
-        again = replace(self._slice_at, cursor=self._slice_at.cursor.copy())
-        count = self._table.next_sorted(again, self._buffer.hashes, self._buffer.rows)
+        behind = self.debtor.place()
+        self.debtor.go_to(self._slice_at)
+        count = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
         assert count >= self._length
+        self.debtor.go_to(behind)
         self._buffer.owner = self
 
     def _fill(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
-        debt = self._debts[self._at]
-        run, hashes = debt.run, self._buffer.hashes[: self._length]
+        entry = self._entries[self._at]
+        run, hashes = entry.run, self._buffer.hashes[: self._length]
         if self._near < 0:
             self._near = int(np.searchsorted(run.hashes(), hashes[self._next]))
             meter.seeks += 1
-        start, near = self._next, self._near
+        start, near, before = self._next, self._near, pairs.count
         stop = min(self._length, start + fuel)
-        run.check_hashes(near, int(np.searchsorted(run.hashes(), hashes[stop - 1], side="right")))
-        found, self._next, self._link, self._near, visited = probe_sorted(
-            hashes, start, stop, self._link, run.hashes(), near, pairs.probes[: pairs.room], pairs.rows[: pairs.room], 0
+        if not run.trusted:
+            run.check_hashes(near, int(np.searchsorted(run.hashes(), hashes[stop - 1], side="right")))
+        room = pairs.room
+        pairs.count, self._next, self._link, self._near, visited = probe_sorted(
+            hashes, start, stop, self._link, run.hashes(), near, pairs.probes[:room], pairs.rows[:room], before
         )
-        pairs.first, pairs.count = 0, found
-        pairs.probes[:found] = self._buffer.rows[pairs.probes[:found]]
-        if found and debt.since > self._walk.low:
-            pairs.filter(pairs.probes[:found] >= debt.since)
+        found = pairs.count - before
+        if found:
+            pairs.rows[before : pairs.count] += self._at << 32
+            owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
+            if owing is not None:
+                pairs.filter(owing, before)
         passed = self._next - start
         meter.probes += passed
         meter.comparisons += visited
         # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
         meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
+        self._resident += run.nbytes * (self._near - near) // run.rows
         if self._next == self._length:
             self._begin_run(self._at + 1)
         return max(1, passed) + found
+
+    def let_go(self, all_of_it: bool = False) -> None:
+        """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
+        if all_of_it or self._resident > self._most_resident:
+            self._resident = 0
+            for entry in self._entries:
+                entry.run.release()
 
     def to_state(self, pairs: PairBuffer | None) -> dict[str, Any]:
         """For a snapshot; with `pairs` if those in the buffer are this settlement's."""
@@ -168,39 +316,21 @@ class Settlement:
         if pairs is not None and pairs.waiting:
             place, handed_out = self._filled, self._kept - pairs.waiting
         return {
+            **self.debtor.to_state(),
             "side": self.side,
-            "rows": [self._walk.low, self._walk.high, int(self._walk.sorting)],
-            "slice": [self._slice_at.bits, *self._slice_at.cursor.tolist()],
-            "behind": [self._walk.bits, *self._walk.cursor.tolist()],
+            "slice": self._slice_at,
+            "behind": self.debtor.place(),
             "length": self._length,
-            "runs": [run.name for run in self.runs],
+            "runs": [entry.run.name for entry in self._entries],
             "place": place,
             "handed_out": handed_out,
         }
 
-    @classmethod
-    def load(
-        cls,
-        state: dict[str, Any],
-        table: Memtable,
-        debts: Sequence[Debt],
-        buffer: Slice,
-        page_bytes: int,
-        pairs: PairBuffer,
-    ) -> Settlement:
+    def load(self, state: dict[str, Any], pairs: PairBuffer) -> None:
         """Go on where a snapshot was taken; pairs that waited in the buffer wait there again."""
-        low, high, sorting = state["rows"]
-
-        def walk(saved: list[int]) -> Walk:
-            return Walk(low, high, bool(sorting), saved[0], np.array(saved[1:], np.int64))
-
-        table.have_bits(max(state["slice"][0], state["behind"][0]))
-        named = {debt.run.name: debt for debt in debts}
-        owed = [named[name] for name in state["runs"]]
-        settlement = cls(state["side"], table, walk(state["behind"]), owed, buffer, page_bytes)
-        settlement._slice_at, settlement._length = walk(state["slice"]), state["length"]
-        settlement._at, settlement._next, settlement._link = state["place"]
+        self._slice_at, self._length = state["slice"], state["length"]
+        self.debtor.go_to(state["behind"])
+        self._at, self._next, self._link = state["place"]
         if state["handed_out"] is not None:
-            settlement.work(pairs, state["length"], Meter())
+            self.work(pairs, state["length"], Meter())
             pairs.first = state["handed_out"]
-        return settlement

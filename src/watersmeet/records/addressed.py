@@ -42,7 +42,7 @@ def width_of(type_: pa.DataType) -> int:
 class Picture:
     """Some columns that are asked for together again and again, and what is known of them."""
 
-    __slots__ = ("columns", "others", "strings", "types", "widths")
+    __slots__ = ("_last", "columns", "others", "strings", "types", "widths")
 
     def __init__(self, columns: Sequence[int], types: Sequence[pa.DataType], widths: Int32) -> None:
         self.columns = np.array(columns, np.int32)
@@ -50,6 +50,13 @@ class Picture:
         self.widths: list[int] = widths[self.columns].tolist()
         self.strings = [k for k, width in enumerate(self.widths) if width in (kernels.STRINGS, kernels.LARGE_STRINGS)]
         self.others = [k for k, width in enumerate(self.widths) if width == kernels.OTHER]
+        self._last: tuple[int, list[bool], Layout] | None = None
+
+    def layout(self, count: int, nullable: list[bool]) -> Layout:
+        """Where so many rows go; the same as before, if that is asked for again."""
+        if self._last is None or self._last[0] != count or self._last[1] != nullable:
+            self._last = (count, nullable, Layout(self, count, nullable))
+        return self._last[2]
 
 
 class AddressedRows(ABC):
@@ -90,11 +97,11 @@ class AddressedRows(ABC):
         if not count:
             return [pa.nulls(0, type_) for type_ in picture.types]
         sources = self.sources
-        layout = Layout(picture, count, [self.may_be_null(column) for column in columns])
+        layout = picture.layout(count, [self.may_be_null(column) for column in columns])
         buffer = pa.allocate_buffer(layout.fixed_bytes)
         layout.place(buffer.address)
         if picture.strings:
-            kernels.measure(sources, self.widths, picture.columns, rows, layout.out[:: kernels.WORDS], layout.sizes)
+            kernels.measure(sources, self.widths, picture.columns, rows, layout.firsts, layout.sizes)
             strings = pa.allocate_buffer(layout.place_strings())
             layout.place_bytes(strings.address)
         else:
@@ -123,7 +130,8 @@ class Layout:
     """Where the columns of some rows go: one stretch of memory for all values, and one for all bytes of strings."""
 
     __slots__ = (
-        "_bitmaps", "_count", "_picture", "_starts", "_string_starts", "fixed_bytes", "nulls", "out", "sizes"
+        "_bits", "_count", "_picture", "_placed", "_relative", "_starts", "_string_starts",
+        "firsts", "fixed_bytes", "nulls", "out", "sizes",
     )  # fmt: skip
 
     def __init__(self, picture: Picture, count: int, nullable: Sequence[bool]) -> None:
@@ -133,47 +141,60 @@ class Layout:
         self.out = np.zeros(kernels.WORDS * columns, np.int64)
         self.sizes = np.zeros(columns, np.int64)
         self.nulls = np.zeros(columns, np.int64)
-        self._starts: list[tuple[int, int]] = []
-        self._bitmaps: list[int] = []
         self._string_starts = [0] * columns
+        self._starts: list[tuple[int, int, int]] = []
+        """Of each column, where its values begin, how many bytes they are, and where its bitmap begins, -1 for none."""
+        self._bits: list[int] = []
+        """Where bitmaps begin, of booleans and of validity."""
         bitmap = -(-count // 8)
         at = 0
         for width, may_be_null in zip(picture.widths, nullable, strict=True):
-            length = width * count if width > 0 else bitmap if width == kernels.BITS else -width * (count + 1)
-            length = 0 if width == kernels.OTHER else length
-            self._starts.append((at, length))
-            at += -(-length // _ALIGNED) * _ALIGNED
-            if may_be_null and width != kernels.OTHER:
-                self._bitmaps.append(at)
-                at += -(-bitmap // _ALIGNED) * _ALIGNED
+            start = at
+            if width > 0:
+                length = width * count
+            elif width == kernels.BITS:
+                length = bitmap
+                self._bits.append(at)
             else:
-                self._bitmaps.append(-1)
+                length = -width * (count + 1) if width else 0
+            at += (length + _ALIGNED - 1) & -_ALIGNED
+            if may_be_null and width:
+                self._starts.append((start, length, at))
+                self._bits.append(at)
+                at += (bitmap + _ALIGNED - 1) & -_ALIGNED
+            else:
+                self._starts.append((start, length, -1))
         self.fixed_bytes = at
         """Of all that is not bytes of strings."""
+        words: list[int] = []
+        for start, _, bitmap in self._starts:
+            words += (start, 0, bitmap)
+        self._relative = np.array(words, np.int64)
+        self._placed = self._relative >= 0
+        self._placed[1 :: kernels.WORDS] = False
+        self._relative[~self._placed] = 0
+        self.firsts = self.out[:: kernels.WORDS]
+        """Where values go, which is where offsets of strings lie."""
 
     def place(self, address: int) -> None:
         """Values go to this address; what bits are set in becomes zeros."""
         self.move(address)
-        length = -(-self._count // 8)
-        for k, width in enumerate(self._picture.widths):
-            if width == kernels.BITS:
-                kernels.clear(address + self._starts[k][0], length)
-            if self._bitmaps[k] >= 0:
-                kernels.clear(address + self._bitmaps[k], length)
+        if self._bits:
+            self.nulls[:] = 0
+            for start in self._bits:
+                kernels.clear(address + start, -(-self._count // 8))
 
     def move(self, address: int) -> None:
         """What was placed is at another address now."""
-        for k in range(len(self._starts)):
-            self.out[kernels.WORDS * k] = address + self._starts[k][0]
-            if self._bitmaps[k] >= 0:
-                self.out[kernels.WORDS * k + 2] = address + self._bitmaps[k]
+        np.multiply(self._placed, address, out=self.out)
+        self.out += self._relative
 
     def place_strings(self) -> int:
         """The bytes of strings are measured; returns how many there are."""
         at = 0
         for k in self._picture.strings:
             self._string_starts[k] = at
-            at += -(-int(self.sizes[k]) // _ALIGNED) * _ALIGNED
+            at += (int(self.sizes[k]) + _ALIGNED - 1) & -_ALIGNED
         return at
 
     def place_bytes(self, address: int) -> None:
@@ -185,20 +206,19 @@ class Layout:
         """How a block describes these columns, if its values begin at `start` and its strings right behind them."""
         words = np.zeros((len(self._starts), kernels.WORDS), np.int64)
         for k, width in enumerate(self._picture.widths):
-            values = start + self._starts[k][0]
-            words[k, 0] = 8 * values if width == kernels.BITS else values
+            first, _, bitmap = self._starts[k]
+            words[k, 0] = 8 * (start + first) if width == kernels.BITS else start + first
             words[k, 1] = start + self.fixed_bytes + self._string_starts[k]
-            words[k, 2] = 8 * (start + self._bitmaps[k]) if self.nulls[k] else 0
+            words[k, 2] = 8 * (start + bitmap) if self.nulls[k] else 0
         return words
 
     def array(self, k: int, buffer: pa.Buffer, strings: pa.Buffer | None) -> pa.Array:
         """A column, once its values are in place."""
-        nulls = int(self.nulls[k])
-        start, length = self._starts[k]
-        validity = buffer.slice(self._bitmaps[k], -(-self._count // 8)) if nulls else None
+        start, length, bitmap = self._starts[k]
+        nulls = int(self.nulls[k]) if bitmap >= 0 else 0
+        validity = buffer.slice(bitmap, -(-self._count // 8)) if nulls else None
         buffers = [validity, buffer.slice(start, length)]
-        if self._picture.widths[k] in (kernels.STRINGS, kernels.LARGE_STRINGS):
-            assert strings is not None
+        if strings is not None and k in self._picture.strings:
             buffers.append(strings.slice(self._string_starts[k], int(self.sizes[k])))
         return pa.Array.from_buffers(self._picture.types[k], self._count, buffers, nulls)
 

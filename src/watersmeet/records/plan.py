@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.columns import ArrowColumn
 from watersmeet.records.types import from_stored, stored_type, to_stored
 
@@ -28,6 +29,15 @@ class Rows(Protocol):
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
         ...
+
+
+def gather_all(source: Rows, columns: tuple[int, ...], rows: Int32) -> list[pa.Array]:
+    """The values of some rows in several columns: in one pass, where they can be had so."""
+    if isinstance(source, TableRows):
+        source, rows = source.in_table(rows)
+    if isinstance(source, AddressedRows):
+        return source.gather_all(columns, rows)
+    return [source.gather(column, rows) for column in columns]
 
 
 class RowPlan:
@@ -83,7 +93,7 @@ class RowPlan:
 
     def original(self, column: int, array: pa.Array) -> pa.Array:
         """A stored column in its original type."""
-        return from_stored(array, self._originals[column])
+        return array if self._as_they_are[column] else from_stored(array, self._originals[column])
 
 
 class TableRows:
@@ -98,6 +108,10 @@ class TableRows:
     def numbers(self) -> Int32:
         """The rows' numbers in the table."""
         return self._rows
+
+    def in_table(self, rows: Int32) -> tuple[Rows, Int32]:
+        """The table, and the rows' numbers there."""
+        return self._table, self._in_table(rows)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         return self._table.gather(column, self._in_table(rows))

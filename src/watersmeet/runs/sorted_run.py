@@ -76,14 +76,13 @@ class RunWriter:
         start = 0
         while start < len(hashes):
             filled = self._hashed % _STRETCH
-            part = np.ascontiguousarray(hashes[start : start + _STRETCH - filled]).view(np.uint8).data
-            if filled:
-                self._stretches[-1] = zlib.crc32(part, self._stretches[-1])
-            else:
-                self._stretches.append(zlib.crc32(part))
-            self._write(part)
-            start += len(part) // 8
-            self._hashed += len(part) // 8
+            part = np.ascontiguousarray(hashes[start : start + _STRETCH - filled])
+            if not filled:
+                self._stretches.append(kernels.START)
+            self._stretches[-1] = int(kernels.checksum_on(self._stretches[-1], part.ctypes.data, part.nbytes))
+            self._write(part.data)
+            start += len(part)
+            self._hashed += len(part)
 
     def write_block(self, rows: AddressedRows, numbers: Int32 | Int64) -> None:
         """The rows of one block, from wherever they lie."""
@@ -116,7 +115,7 @@ class RunWriter:
         block[described:head] = 0
         self._nulls += layout.nulls
         self._starts.append(self.nbytes)
-        self._checksums.append(zlib.crc32(block[:size].data))
+        self._checksums.append(int(kernels.checksum(block.ctypes.data, size)))
         self._write(block[:size].data)
 
     def _room(self, size: int, keep: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -138,7 +137,9 @@ class RunWriter:
         self._write(text)
         self._write(_TRAILER.pack(start, description, description + len(text), checksum, _END_MARK))
         self._out.commit()
-        return SortedRun(self._store, self.name, self._types)
+        run = SortedRun(self._store, self.name, self._types)
+        run.trust()  # what was just written need not be read again to be known
+        return run
 
     def abort(self) -> None:
         """Leave nothing; harmless after `seal`."""
@@ -174,11 +175,19 @@ class SortedRun(AddressedRows):
         self._stretches = directory[2 * blocks + 1 :]
         self._unchecked = np.ones(blocks, np.bool_)
         self._unchecked_hashes = np.ones(len(self._stretches), np.bool_)
-        self._all_checked = False
+        self._blocks_unchecked = blocks
+        self._trusted = False
         # What is read from a mapped file lies there for as long as the buffer does.
         self._hashes = np.frombuffer(self._buffer, np.uint64, self.rows, len(_HEADER))
         base = self._buffer.address
         self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0]], np.int64)
+
+    def trust(self) -> None:
+        """Take all that the run holds for what was written."""
+        self._unchecked[:] = False
+        self._unchecked_hashes[:] = False
+        self._blocks_unchecked = 0
+        self._trusted = True
 
     def _described(self) -> tuple[Int64, Mapping[str, Any]]:
         buffer, size = self._buffer, self._buffer.size
@@ -210,7 +219,15 @@ class SortedRun(AddressedRows):
     def may_be_null(self, column: int) -> bool:
         return self._nullable[column]
 
+    def _sum(self, start: int, length: int) -> int:
+        return int(kernels.checksum(self._buffer.address + start, length))
+
     # --- hashes ---
+
+    @property
+    def trusted(self) -> bool:
+        """Whether all hashes are known to be what was written."""
+        return self._trusted
 
     def hashes(self) -> Uint64:
         """All hashes, uncopied; ask `check_hashes` for those that are to be read."""
@@ -218,12 +235,13 @@ class SortedRun(AddressedRows):
 
     def check_hashes(self, start: int, stop: int) -> None:
         """Make sure that hashes from `start` up to `stop` are what was written."""
-        if not self._unchecked_hashes.any():
+        if self._trusted:
             return
         for stretch in range(start // _STRETCH, -(-stop // _STRETCH)):
             if self._unchecked_hashes[stretch]:
-                part = self._hashes[stretch * _STRETCH : (stretch + 1) * _STRETCH]
-                if zlib.crc32(part.view(np.uint8).data) != self._stretches[stretch]:
+                rows = min(_STRETCH, self.rows - stretch * _STRETCH)
+                at = self._buffer.address + len(_HEADER) + 8 * stretch * _STRETCH
+                if kernels.checksum_on(kernels.START, at, 8 * rows) != self._stretches[stretch]:
                     raise self._damaged("its hashes were altered after they were written")
                 self._unchecked_hashes[stretch] = False
 
@@ -237,18 +255,23 @@ class SortedRun(AddressedRows):
         self.check_rows(rows)
         super().widen(column, rows, widths)
 
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether some blocks have not been read since the run was opened."""
+        return self._blocks_unchecked > 0
+
     def check_rows(self, rows: Int32 | Int64) -> None:
         """Make sure that the blocks of rows are what was written."""
-        if self._all_checked or not len(rows):
+        if not self._blocks_unchecked:
             return
-        wanted = np.zeros(len(self._unchecked), np.bool_)
-        wanted[rows >> self._shift] = True
-        for block in np.flatnonzero(wanted & self._unchecked).tolist():
+        blocks = np.empty(min(len(rows), self._blocks_unchecked), np.int64)
+        found = kernels.unchecked_blocks(rows, self._shift, self._unchecked, blocks)
+        for block in blocks[:found].tolist():
             start, stop = int(self._starts[block]), int(self._starts[block + 1])
-            if zlib.crc32(self._buffer.slice(start, stop - start)) != self._checksums[block]:
+            if self._sum(start, stop - start) != self._checksums[block]:
+                self._unchecked[block] = True
                 raise self._damaged(f"block {block} was altered after it was written")
-            self._unchecked[block] = False
-        self._all_checked = not self._unchecked.any()
+            self._blocks_unchecked -= 1
 
     def other(self, column: int, rows: Int32) -> pa.Array:
         return gathered_by_block(lambda block: self._piece(column, block), rows, self._shift)
@@ -285,6 +308,8 @@ class MergedRows(AddressedRows):
         self._ends = np.array([run.rows for run in runs], np.int64)
         self._addresses = np.array([run.hashes().ctypes.data for run in runs], np.int64)
         self._places = np.zeros(len(runs), np.int64)
+        self._has_unchecked = True
+        self._nullable = [any(run.may_be_null(column) for run in runs) for column in range(len(self.types))]
         self.rows = int(self._ends.sum())
 
     @property
@@ -292,11 +317,21 @@ class MergedRows(AddressedRows):
         return self._sources
 
     def may_be_null(self, column: int) -> bool:
-        return any(run.may_be_null(column) for run in self._runs)
+        return self._nullable[column]
 
-    def rewind(self) -> None:
-        """Begin with the first rows again."""
-        self._places[:] = 0
+    @property
+    def done(self) -> bool:
+        """Whether all rows have been passed."""
+        return bool((self._places >= self._ends).all())
+
+    def places(self) -> list[int]:
+        """How far each run is, to be gone to again."""
+        places: list[int] = self._places.tolist()
+        return places
+
+    def go_to(self, places: Sequence[int]) -> None:
+        """Go on from there."""
+        self._places[:] = places
 
     def next_sorted(self, hashes: Uint64, rows: Int64) -> int:
         """Fill arrays with the next rows in the order of their hashes; returns how many."""
@@ -305,11 +340,21 @@ class MergedRows(AddressedRows):
             run.check_hashes(start, min(run.rows, start + len(rows)))
         return int(kernels.merge(self._addresses, self._ends, self._places, hashes, rows))
 
-    def check_rows(self, rows: Int64) -> None:
+    def check_rows(self, rows: Any) -> None:
         """Make sure that the blocks of rows are what was written."""
-        which = rows >> 32
-        for number, run in enumerate(self._runs):
-            run.check_rows(rows[which == number] & 0xFFFFFFFF)
+        if self._has_unchecked:
+            self._has_unchecked = any(run.has_unchecked for run in self._runs)
+            which = rows >> 32
+            for number, run in enumerate(self._runs):
+                run.check_rows(rows[which == number] & 0xFFFFFFFF)
+
+    def gather_all(self, columns: tuple[int, ...], rows: Any) -> list[pa.Array]:
+        self.check_rows(rows)
+        return super().gather_all(columns, rows)
+
+    def widen(self, column: int, rows: Any, widths: Int64) -> None:
+        self.check_rows(rows)
+        super().widen(column, rows, widths)
 
     def other(self, column: int, rows: Any) -> pa.Array:
         which = rows >> 32
@@ -320,5 +365,5 @@ class MergedRows(AddressedRows):
         ]
         return put_back(order, taken)
 
-    def other_width(self, column: int, rows: Int32) -> int:
-        raise NotImplementedError("rows that are merged are written, not measured")
+    def other_width(self, column: int, rows: Any) -> int:
+        return self._runs[int(rows[0]) >> 32].other_width(column, rows[:1] & 0xFFFFFFFF)

@@ -20,6 +20,9 @@ import numpy as np
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
 from watersmeet.spill.store import Store
 
+_MAPPED = 8 << 20
+"""Bytes of runs that are mapped at once while they are merged."""
+
 
 def to_merge(levels: Sequence[int], fan_in: int) -> int:
     """How many of the last runs are to become one; 0 if there is no need.
@@ -52,6 +55,8 @@ class Merge:
         self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
         self._numbers = np.empty(len(self._hashes), np.int64)
         self._writer = RunWriter(store, name, self._rows.types, self._rows.rows, self._block_rows)
+        self._passed = 0
+        self._most_mapped = _MAPPED * self._rows.rows // max(1, nbytes)
         self._steps = self._work()
         self.merged: SortedRun | None = None
 
@@ -63,13 +68,22 @@ class Merge:
         while count := self._rows.next_sorted(self._hashes, self._numbers):
             self._writer.write_hashes(self._hashes[:count])
             yield count
-        self._rows.rewind()
+        self._rows.go_to([0] * len(self.runs))
         most = self._block_rows
         while count := self._rows.next_sorted(self._hashes[:most], self._numbers[:most]):
             self._rows.check_rows(self._numbers[:count])
+            self._let_go(count)
             self._writer.write_block(self._rows, self._numbers[:count])
             yield count
         self.merged = self._writer.seal()
+
+    def _let_go(self, passed: int) -> None:
+        """Let mapped pages leave memory that will not be read again."""
+        self._passed += passed
+        if self._passed > self._most_mapped:
+            self._passed = 0
+            for run in self.runs:
+                run.release()
 
     def abort(self) -> None:
         """Leave nothing of it."""
