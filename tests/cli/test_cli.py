@@ -308,6 +308,51 @@ def test_a_signal_that_python_swallows_is_not_lost(here: Path) -> None:
     assert left_behind(here) == []
 
 
+# Two moments in llvmlite while kernels are loaded. An exception there ended the process by SIGSEGV or SIGABRT: what was
+# being loaded was called as if it were there, and what had been freed was freed again.
+IN_A_CALL_BACK = """
+import os, signal, traceback
+from watersmeet import cli
+from llvmlite.binding.executionengine import ExecutionEngine
+
+find = ExecutionEngine._find_module_ptr
+cli.AGAIN = 1.0  # time enough to call what was not loaded
+calls = []
+
+def find_and_be_stopped(*args):
+    if not calls and "unserialize_library" in [frame.name for frame in traceback.extract_stack()]:
+        calls.append(args)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return find(*args)
+
+ExecutionEngine._find_module_ptr = find_and_be_stopped
+"""
+AFTER_FREEING = """
+import os, signal
+from llvmlite.binding import ffi
+
+free = ffi.lib.LLVMPY_DisposeString
+calls = []
+
+def free_and_be_stopped(pointer):
+    free(pointer)
+    if pointer and not calls:
+        calls.append(pointer)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+ffi.lib._fntab["LLVMPY_DisposeString"] = free_and_be_stopped
+"""
+
+
+@pytest.mark.parametrize("moment", [IN_A_CALL_BACK, AFTER_FREEING], ids=["call back", "free"])
+def test_a_signal_while_a_kernel_is_loaded_breaks_nothing(moment: str, here: Path) -> None:
+    assert cli.run(["join", "a.parquet", "b.csv", "--on", "id", "--quiet"]) == 0, "now its kernels are in the cache"
+    line = [sys.executable, "-c", moment + STUCK, *changed(left="stuck")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
+    assert left_behind(here) == []
+
+
 # -- the display -------------------------------------------------------------------------------------------------------
 
 MIDWAY = Progress(

@@ -7,6 +7,7 @@ that module is imported only once the arguments are understood.
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import os
 import signal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FAILURE = 1
+SIGNALLED = 128
+"""Added to the number of a signal, it is the exit code."""
 
 
 class Stopped(BaseException):
@@ -33,11 +36,14 @@ class Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-        self.exit_code = 128 + number
+        self.exit_code = SIGNALLED + number
 
 
 AGAIN = 0.05
-"""Seconds until a stop that Python swallowed is raised again."""
+"""Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
+FRAGILE = "llvmlite.binding"
+"""Python code that hands memory to LLVM and takes it back, and breaks where an exception comes between two lines of it:
+memory was freed twice, and code that was being loaded called as if it were there."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -353,18 +359,23 @@ def _signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None = None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
+        if not (_is_fragile(frame) and stop_again(number)):
+            raise Stopped(number)
+
+    def stop_again(number: int) -> bool:
+        """Stop a little later; False where there is no alarm clock."""
+        if alarm is None:  # pragma: no cover - Windows
+            return False
+        before.setdefault(alarm, signal.signal(alarm, lambda _alarm, frame: stop(number, frame)))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        return True
 
     def insist(swallowed: sys.UnraisableHookArgs) -> None:
         """Python swallows what is raised while an object is being destroyed or called back by a library."""
         stopped = swallowed.exc_value
         if not isinstance(stopped, Stopped):
             complain(swallowed)
-            return
-        if alarm is not None:
-            before.setdefault(alarm, signal.signal(alarm, lambda _number, _frame: stop(stopped.number)))
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        else:  # pragma: no cover - Windows: whoever asks again is heard
+        elif not stop_again(stopped.number):  # pragma: no cover - Windows: whoever asks again is heard
             signal.signal(stopped.number, stop)
 
     before: dict[signal.Signals, Any] = {}
@@ -380,6 +391,15 @@ def _signals() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_fragile(frame: FrameType | None) -> bool:
+    """Whether the code that a signal interrupted was called by code that must not be left at any line."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(FRAGILE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -436,13 +456,18 @@ def _say(text: str) -> None:
 def main() -> NoReturn:
     """The entry point of the installed command."""
     code = run()
+    at_once = code > SIGNALLED or any(thread.name.startswith("watersmeet-read-") for thread in threading.enumerate())
+    if at_once:  # then nobody else would do what is left for the exit, such as to remove what was spilled
+        atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
         os._exit(FAILURE)
-    if any(thread.daemon and thread.name.startswith("watersmeet-read-") for thread in threading.enumerate()):
-        os._exit(code)  # a reader is stuck in a source (a pipe nobody writes to): an orderly exit might wait for it
+    if at_once:
+        # A reader may be stuck in a source, and an orderly exit would wait for it, or take away what it uses. And what
+        # a signal interrupted may be half done: nothing good comes of its destructors.
+        os._exit(code)
     sys.exit(code)
 
 
