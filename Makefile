@@ -3,6 +3,7 @@
 #   make bench    speed, with peers in the same run                    make check   the linters alone
 #   make reproduce  the papers' figures, checked against their claims
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
+#   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
@@ -13,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test chaos check setup bench reproduce format lock clean java
+.PHONY: demo test chaos signals bounds check setup bench reproduce format lock clean java
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -39,6 +40,14 @@ test: check java
 
 chaos: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)
+
+signals: setup
+	$(BIN)/python tests/stress/signals.py $(ARGS)
+
+# In a cache of its own: Numba would take kernels from another that were compiled without checks.
+bounds: setup
+	cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && trap 'exit 1' HUP INT TERM && \
+	NUMBA_BOUNDSCHECK=1 WATERSMEET_CACHE_DIR="$$cache" $(BIN)/pytest -q -n 2 --dist worksteal tests/conformance $(ARGS)
 
 demo: setup java
 	$(BIN)/watersmeet demo $(ARGS)
