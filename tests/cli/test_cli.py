@@ -308,6 +308,31 @@ def test_a_signal_that_python_swallows_is_not_lost(here: Path) -> None:
     assert left_behind(here) == []
 
 
+LOSING = """
+import os, signal, time
+from watersmeet import sinks
+
+check_target = sinks.check_target
+
+def check_and_lose(path):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except BaseException:
+        pass
+    return check_target(path)
+
+sinks.check_target = check_and_lose
+"""
+
+
+def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
+    line = [sys.executable, "-c", LOSING + STUCK, *changed(left="stuck")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
+    assert left_behind(here) == []
+
+
 # Two moments in llvmlite while kernels are loaded. An exception there ended the process by SIGSEGV or SIGABRT: what was
 # being loaded was called as if it were there, and what had been freed was freed again.
 IN_A_CALL_BACK = """

@@ -34,11 +34,12 @@ import pyarrow.parquet as pq
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAYS = "watersmeet: stopped\n"
 GOOD = {"stopped", "stopped late", "was over", "before or after our part"}
-PATIENCE = 120.0
+PATIENCE = 60.0
 """Seconds after which a process that was told to stop counts as stuck."""
 
 LAUNCH = """
-import itertools, sys, time
+import faulthandler, itertools, signal, sys, time
+faulthandler.register(signal.SIGUSR1)
 from watersmeet import api, cli
 
 def rows(pause):
@@ -146,7 +147,10 @@ def outcome(inputs: Path, stop: Stop, going: float) -> tuple[str, str]:
         try:
             output, error = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            return "stuck", f"still there after {PATIENCE} s"
+            process.send_signal(signal.SIGUSR1)  # says where
+            time.sleep(2)
+            process.kill()
+            return "stuck", f"still there after {PATIENCE} s:\n{process.communicate()[1]}"
         took = time.monotonic() - begun
         code, left = process.returncode, left_behind(here)
     if left:
@@ -155,7 +159,8 @@ def outcome(inputs: Path, stop: Stop, going: float) -> tuple[str, str]:
         return ("stopped", "") if took < 5 else ("stopped late", f"after {took:.1f} s")
     if (code, output, error) == (0, "", ""):
         return "was over", ""
-    if code == -stop.number and (not error or "KeyboardInterrupt" in error):
+    interrupted = stop.number == signal.SIGINT and "KeyboardInterrupt" in error
+    if (code == -stop.number and not error) or (code in (1, -signal.SIGINT) and interrupted):
         return "before or after our part", ""
     return f"ended with {code}", f"{output!r}, {error[-600:]!r}"
 

@@ -41,6 +41,8 @@ class Stopped(BaseException):
 
 AGAIN = 0.05
 """Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
+INSIST = 2.0
+"""Seconds until it is looked whether a run is on its way out after a stop: some were lost, and why is not known."""
 FRAGILE = "llvmlite.binding"
 """Python code that hands memory to LLVM and takes it back, and breaks where an exception comes between two lines of it:
 memory was freed twice, and code that was being loaded called as if it were there."""
@@ -359,15 +361,16 @@ def _signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None = None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
-        if not (_is_fragile(frame) and stop_again(number)):
+        fragile = _is_fragile(frame)
+        if not stop_again(number, AGAIN if fragile else INSIST) or not (fragile or _is_being_stopped()):
             raise Stopped(number)
 
-    def stop_again(number: int) -> bool:
+    def stop_again(number: int, seconds: float) -> bool:
         """Stop a little later; False where there is no alarm clock."""
         if alarm is None:  # pragma: no cover - Windows
             return False
         before.setdefault(alarm, signal.signal(alarm, lambda _alarm, frame: stop(number, frame)))
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         return True
 
     def insist(swallowed: sys.UnraisableHookArgs) -> None:
@@ -375,7 +378,7 @@ def _signals() -> Iterator[None]:
         stopped = swallowed.exc_value
         if not isinstance(stopped, Stopped):
             complain(swallowed)
-        elif not stop_again(stopped.number):  # pragma: no cover - Windows: whoever asks again is heard
+        elif not stop_again(stopped.number, AGAIN):  # pragma: no cover - Windows: whoever asks again is heard
             signal.signal(stopped.number, stop)
 
     before: dict[signal.Signals, Any] = {}
@@ -400,6 +403,14 @@ def _is_fragile(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_being_stopped() -> bool:
+    """Whether this is called from what is cleaned up on the way out."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__
+    return error is not None
 
 
 def run(argv: Sequence[str] | None = None) -> int:
