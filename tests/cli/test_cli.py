@@ -310,7 +310,7 @@ def test_a_signal_that_python_swallows_is_not_lost(here: Path) -> None:
 
 LOSING = """
 import os, signal, time
-from watersmeet import sinks
+from watersmeet.api import sinks
 
 check_target = sinks.check_target
 
@@ -337,7 +337,7 @@ def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
 # being loaded was called as if it were there, and what had been freed was freed again.
 IN_A_CALL_BACK = """
 import os, signal, traceback
-from watersmeet import cli
+from watersmeet.cli import main as cli
 from llvmlite.binding.executionengine import ExecutionEngine
 
 find = ExecutionEngine._find_module_ptr
