@@ -13,6 +13,7 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.lookup.chain import LookupChain
 from watersmeet.joins.lookup.index_nested_loop import IndexNestedLoop
 from watersmeet.joins.lookup.meshjoin import MeshJoin
@@ -37,7 +38,7 @@ from watersmeet.policies.splitting import Estimates, plan
 from watersmeet.relation.relation import RelationReader
 from watersmeet.spill.store import Store
 
-_JOINS: tuple[type[ProgressiveJoin], ...] = (Diner, HMJ, MetadataMJoin, PMJ, RPJ, SymmetricHash, XJoin)
+_JOINS: tuple[type[ProgressiveJoin], ...] = (Confluence, Diner, HMJ, MetadataMJoin, PMJ, RPJ, SymmetricHash, XJoin)
 ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}
 """Every operator by its name; being listed here puts it through the conformance suite."""
 

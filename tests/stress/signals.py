@@ -40,7 +40,8 @@ PATIENCE = 60.0
 LAUNCH = """
 import faulthandler, itertools, signal, sys, time
 faulthandler.register(signal.SIGUSR1)
-from watersmeet import api, cli
+from watersmeet.api import run as opening
+from watersmeet.cli import main
 
 def rows(pause):
     for i in itertools.count():
@@ -49,9 +50,9 @@ def rows(pause):
             time.sleep(pause)
 
 PAUSES = {"silent": 600, "slow": 0.002}
-as_source = api.as_source
-api.as_source = lambda data, name: as_source(rows(PAUSES[data]) if data in PAUSES else data, name)
-cli.main()
+as_source = opening.as_source
+opening.as_source = lambda data, name: as_source(rows(PAUSES[data]) if data in PAUSES else data, name)
+main.main()
 """
 
 COMMANDS = {

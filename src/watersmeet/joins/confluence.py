@@ -5,6 +5,7 @@ Our own join. See `Confluence`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.settlement import OwingRows, OwingRuns, RunEntry, Settlement, Slice
 from watersmeet.memory import format_bytes
-from watersmeet.policies.settling import worth_settling
+from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.runs.sorted_run import RunWriter, SortedRun
 from watersmeet.runs.spine import Merge, block_rows_for, to_merge
@@ -38,10 +39,6 @@ _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _SLICE_SHARE = 48
 _SMALL = 1 << 20
-_MOST_OWING = 16
-"""Runs that may owe at once."""
-_LEAST_PASSES = 16
-"""Rows may be written before they have settled if they are so many times fewer than the hashes that they owe."""
 _LEAST_OUTPUT = 256 << 10
 _LEAST_RESULT = 64
 """Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
@@ -113,9 +110,9 @@ class MergeTask:
 class Confluence(ProgressiveJoin):
     """Every row that arrives meets the other input's memory at once, and owes what that input has on disk.
 
-    The joins of the literature shun the disk while rows arrive: rows that missed each other in memory wait for a silence,
-    or for the end. But what is on disk can be sorted by hash, with the hashes apart from the rows; and a memory-full of
-    rows that owe, sorted too, is then merged with all of it in one pass over a tenth of its bytes::
+    The joins of the literature shun the disk while rows arrive: rows that missed each other in memory wait for a
+    silence, or for the end. But what is on disk can be sorted by hash, with the hashes apart from the rows; and a
+    memory-full of rows that owe, sorted too, is then merged with all of it in one pass over a tenth of its bytes::
 
         arrival ──▶ memtable L ──▶ looked up in memtable R ──▶ pairs at once
                       │ full, silence, delay, or many owe
@@ -125,15 +122,17 @@ class Confluence(ProgressiveJoin):
                       ▼
                     flush: the memtable, read off its index in sorted order, becomes a run of L
 
-    A run is written right after its rows have settled, so rows on disk owe nothing; whatever arrives later owes the run.
     Each pair is found in memory, if both rows are there when the later one comes, or else when the later one settles:
-    once, without a history of what has met what (`matching.settlement` has the argument). Runs are merged as they become
-    too many (`runs.spine`), so what must be remembered of them does not grow.
+    once, without a history of what has met what (`matching.settlement` has the argument). Runs are merged as they
+    become too many (`runs.spine`), so what must be remembered of them does not grow.
 
-    Rows that wait for nothing but an input that has ended are not kept once they have settled. Rows settle also before
-    memory is full, as soon as there are so many that going through the other input's hashes pays for itself
-    (`policies.settling`), in silences, and, with `delay`, when the oldest has owed for so long.
+    Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the other input's
+    hashes pays for itself (`policies.settling`), in silences, and, with `delay`, when the oldest has owed for so long.
+    Where memory is so small that a memory-full is not worth a pass over the disk, rows are written as they are, and
+    their runs owe: several of them settle together. Rows that wait for nothing but an input that has ended are not kept
+    once they have settled.
 
+    :param settling: when rows settle, and when they wait for others.
     :param delay: seconds that a pair may wait after its later row came; None: for the next settlement, whenever it is.
 
     >>> import pyarrow as pa
@@ -164,14 +163,15 @@ class Confluence(ProgressiveJoin):
         store: Store,
         *,
         delay: float | None = None,
+        settling: Settling | None = None,
         grain: Grain | None = None,
     ) -> None:
         self.refuse_unfit(spec)
         least = self.least_memory(spec)
         if memory < least:
             raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at least "
-                f"{format_bytes(least)}"
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
             )
         super().__init__(spec, memory, store, grain)
         slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, memory // _SLICE_SHARE // Slice.bytes_for(1)))
@@ -190,6 +190,9 @@ class Confluence(ProgressiveJoin):
         """Whether rows wait for a memtable to be flushed."""
         self._written = 0
         self._delay = delay
+        self._policy = settling or Settling()
+        self.events: Counter[str] = Counter()
+        """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
         self._came: tuple[Marks, Marks] = (Marks(), Marks())
         self.lateness = Delays()
@@ -298,7 +301,8 @@ class Confluence(ProgressiveJoin):
         side = arrival.input
         if self._is_due(side):
             return False
-        if not self.must_keep(side) or self._has_some_room(arrival):
+        arrival.kept = self.must_keep(side)
+        if self._has_some_room(arrival):
             return True
         if not any(table.rows for table in self.tables):
             return True  # nothing can be moved: the frame says so
@@ -307,7 +311,6 @@ class Confluence(ProgressiveJoin):
 
     def _has_some_room(self, arrival: Arrival) -> bool:
         """Whether a good part of the next rows fits; a few at a time would take as long, each, as many."""
-        arrival.kept = True
         count = arrival.rows - arrival.next
         least = min(count, max(1, self.tables[arrival.input].rows // 16))
         while True:
@@ -323,11 +326,12 @@ class Confluence(ProgressiveJoin):
             return False
         first = self._came[side].first
         if self._delay is not None and first is not None and self._now >= first + self._delay:
+            self.events["delay over"] += 1
             return True
         return self._is_worth_settling(side)
 
     def _is_worth_settling(self, side: int) -> bool:
-        return worth_settling(self.owing(side), self._hashes_owed(side))
+        return self._policy.is_worth_it(self.owing(side), self._hashes_owed(side))
 
     def _next_task(self) -> Task | None:
         return self._urgent_task() or super()._next_task()
@@ -335,7 +339,7 @@ class Confluence(ProgressiveJoin):
     def _urgent_task(self) -> Task | None:
         for side in (0, 1):
             if self._is_due(side):
-                return self._settle_task(side, urgent=True)
+                return self._settle_task(side, "in passing", urgent=True)
         if self._full:
             task = self._make_room()
             if task is not None:
@@ -351,7 +355,7 @@ class Confluence(ProgressiveJoin):
         side = self._victim()
         for each in (side, 1 - side):
             if self._owing_runs(each) or (each == side and self._rows_owe(each)):
-                return self._settle_task(each, urgent=True)
+                return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
 
@@ -364,7 +368,9 @@ class Confluence(ProgressiveJoin):
         """Whether rows of a memtable may be written before they have settled: if that pays, and all owe the same."""
         if any(map(self.exhausted, (0, 1))) or self._settling[side] is not None:
             return False
-        if len(self._owing_runs(side)) >= _MOST_OWING or self.owing(side) * _LEAST_PASSES > self._hashes_owed(side):
+        if len(self._owing_runs(side)) >= self._policy.most_runs:
+            return False
+        if not self._policy.can_wait(self.owing(side), self._hashes_owed(side)):
             return False
         rows = self.tables[side].rows
         return self.settled[side] in (0, rows) and all(entry.since in (0, rows) for entry in self.runs[1 - side])
@@ -382,15 +388,17 @@ class Confluence(ProgressiveJoin):
 
     # --- settling ---
 
-    def _settle_task(self, side: int, urgent: bool) -> SettlementTask:
+    def _settle_task(self, side: int, why: str, urgent: bool = False) -> SettlementTask:
         """Go on with the settlement of a side, or begin one: of runs that owe, or else of rows in memory."""
         settling = self._settling[side]
         if settling is None:
-            owing = self._owing_runs(side)[:_MOST_OWING]
+            owing = self._owing_runs(side)
             debtor = (
                 OwingRuns(owing) if owing else OwingRows(self.tables[side], self.settled[side], self.tables[side].rows)
             )
             settling = self._settling[side] = self._settlement(side, debtor)
+            self.events[f"settled {why}"] += 1
+            self.events["runs settled"] += len(owing)
         return SettlementTask(self, settling, urgent)
 
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
@@ -439,16 +447,18 @@ class Confluence(ProgressiveJoin):
 
     def _reactive_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.owes(side)]
-        return self._settle_task(owing[0], urgent=False) if owing else None
+        return self._settle_task(owing[0], "in a silence") if owing else None
 
     def _clean_up_task(self) -> Task | None:
-        return self._reactive_task()
+        owing = [side for side in (0, 1) if self.owes(side)]
+        return self._settle_task(owing[0], "at the end") if owing else None
 
     # --- rows that leave memory ---
 
     def _flush(self, side: int) -> None:
         """Write a memtable that owes nothing as a run, unless its rows wait for nobody."""
         self.clock += 1
+        self.events["flushed"] += 1
         run = None if self.exhausted(1 - side) else self._write_run(side, self.tables[side])
         if run is not None:
             self._add_run(side, RunEntry(run, self.clock, self.tables[1 - side].rows))
@@ -458,6 +468,7 @@ class Confluence(ProgressiveJoin):
     def _flush_owing(self) -> None:
         """Write both memtables as they are: that they owe is said by their runs. They owe each other nothing."""
         self.clock += 1
+        self.events["flushed owing"] += 1
         entries: list[RunEntry | None] = [None, None]
         for side, table in enumerate(self.tables):
             if table.rows:
@@ -557,6 +568,7 @@ class Confluence(ProgressiveJoin):
     def merged(self, side: int, merge: Merge) -> None:
         """A merged run takes the place of the runs that it was made of."""
         assert merge.merged is not None
+        self.events["merged"] += 1
         gone = {run.name for run in merge.runs}
         olds = [entry for entry in self.runs[side] if entry.run.name in gone]
         birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)

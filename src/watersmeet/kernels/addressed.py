@@ -1,7 +1,7 @@
 """Rows gathered from where they lie: whole batches that were never copied, or runs that are mapped from disk.
 
-Rows are numbered, and lie in blocks of a power of two rows. A block is found by its number, and described by three words
-a column, so that one loop serves both kinds of rows and all columns of a batch::
+Rows are numbered, and lie in blocks of a power of two rows. A block is found by its number, and described by three
+words a column, so that one loop serves both kinds of rows and all columns of a batch::
 
     source       directory, base, shift, stride
     in memory    no directory; the description of block b lies at base + b * stride, its words are addresses
@@ -9,7 +9,7 @@ a column, so that one loop serves both kinds of rows and all columns of a batch:
 
     words of a column    values (offsets of strings, first bit of booleans) · bytes of strings · first bit of validity
 
-Rows of several sources, such as runs that are merged, are numbered with their source in the upper half of a 64-bit word.
+Rows of several sources, such as runs that are merged, are numbered with their source in the upper half of a word.
 
 A bit is told by eight times its byte's address plus its place in the byte; validity 0 means that no value is NULL.
 """
@@ -144,7 +144,7 @@ def clear(address: int, length: int) -> None:
 
 
 @inlined
-def _described(sources, code, block):  # type: ignore[no-untyped-def]
+def _described(sources: Any, code: Any, block: Any) -> Any:
     """Where a block's description lies, and from where its words count."""
     directory = sources[code, 0]
     if directory:
@@ -154,24 +154,24 @@ def _described(sources, code, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _number(code):  # type: ignore[no-untyped-def]
+def _number(code: Any) -> Any:
     """The source of a row, and its number there."""
     return np.int64(code) >> 32, np.int64(code) & 0xFFFFFFFF
 
 
 @inlined
-def _bit(place):  # type: ignore[no-untyped-def]
+def _bit(place: Any) -> Any:
     return (read8(place >> 3) >> np.uint8(place & 7)) & np.uint8(1)
 
 
 @inlined
-def _set_bit(target, place):  # type: ignore[no-untyped-def]
+def _set_bit(target: Any, place: Any) -> Any:
     at = target + (place >> 3)
     write8(at, read8(at) | np.uint8(1 << (place & 7)))
 
 
 @inlined
-def _offset_place(sources, rows, i, words, width):  # type: ignore[no-untyped-def]
+def _offset_place(sources: Any, rows: Any, i: Any, words: Any, width: Any) -> Any:
     """Where the offset of a row's string lies."""
     which, row = _number(rows[i])
     shift = sources[which, 2]
@@ -180,7 +180,7 @@ def _offset_place(sources, rows, i, words, width):  # type: ignore[no-untyped-de
 
 
 @inlined
-def _length(offset, width):  # type: ignore[no-untyped-def]
+def _length(offset: Any, width: Any) -> Any:
     if width == STRINGS:
         return np.int64(read32(offset + 4)) - np.int64(read32(offset))
     return read64(offset + 8) - read64(offset)
@@ -188,7 +188,9 @@ def _length(offset, width):  # type: ignore[no-untyped-def]
 
 @kernel
 def measure(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64, sizes: Int64) -> None:
-    """For each column of strings, write Arrow's offsets for some rows to the address `out`, and their bytes to `sizes`."""
+    """For each column of strings, write Arrow's offsets for some rows to the address `out`, and how many bytes they are
+    to `sizes`.
+    """
     count = rows.shape[0]
     for k in range(columns.shape[0]):
         width = widths[columns[k]]
@@ -268,7 +270,7 @@ def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64,
 
 
 @inlined
-def _copy_chunk(width, places, start, stop, target, strings):  # type: ignore[no-untyped-def]
+def _copy_chunk(width: Any, places: Any, start: Any, stop: Any, target: Any, strings: Any) -> Any:
     if width == 8:
         for i in range(start, stop):
             _move8(target + 8 * i, places[i - start])
@@ -293,7 +295,7 @@ def _copy_chunk(width, places, start, stop, target, strings):  # type: ignore[no
 
 
 @inlined
-def _copy_validity(sources, words, rows, validity):  # type: ignore[no-untyped-def]
+def _copy_validity(sources: Any, words: Any, rows: Any, validity: Any) -> Any:
     """Set the bits of rows whose value is not NULL; returns how many are."""
     nulls = 0
     for i in range(rows.shape[0]):
@@ -314,7 +316,7 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
-def checksum_on(start: int, address: int, length: int) -> int:
+def checksum_on(start: int, address: int, length: int) -> Any:
     """The checksum of bytes that follow others, whose checksum is `start`; a multiple of eight bytes.
 
     Each word is mixed in by a step that can be undone, so that no change of one word goes unnoticed.
@@ -327,7 +329,7 @@ def checksum_on(start: int, address: int, length: int) -> int:
 
 
 @kernel
-def checksum(address: int, length: int) -> int:
+def checksum(address: int, length: int) -> Any:
     """The checksum of a multiple of 64 bytes (or of eight): four words at a time, each in a lane of its own."""
     one = two = three = four = np.uint64(START)
     k = 0

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.kernels.compile import kernel
 
 
 @kernel
 def probe_sorted(
-    hashes: Int64,
+    hashes: Int64 | Uint64,
     start: int,
     stop: int,
     link: int,
-    rows: Int64,
+    rows: Int64 | Uint64,
     near: int,
     out_probe: Int32,
-    out_row: Int32,
+    out_row: Numbers,
     found: int,
 ) -> tuple[int, int, int, int, int]:
     """Look up the ascending hashes[start:stop] in the ascending `rows`, and write the pairs from `found` on until the

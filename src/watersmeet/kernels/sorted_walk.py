@@ -1,19 +1,21 @@
 """Rows of a hash index in the order of their hashes.
 
-Where heads stand by the top bits of the hash, buckets follow each other as hashes do, and only the few rows of one bucket
-have to be put in order. A chain leads from newer rows to older ones: behind a row that is too old all are.
+Where heads stand by the top bits of the hash, buckets follow each other as hashes do, and only the few rows of one
+bucket have to be put in order. A chain leads from newer rows to older ones: behind a row that is too old all are.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 CURSOR = 4
-"""Words of a cursor: the bucket (-1: at the end); whether its chain is too long for the buffer and is gone through hash by
-hash, the hash at hand, and the link to go on with."""
+"""Words of a cursor: the bucket (-1: at the end); whether its chain is too long for the buffer and is gone through hash
+by hash, the hash at hand, and the link to go on with."""
 _AHEAD = 16
 _SHORT = 24
 
@@ -32,11 +34,13 @@ def relink(entries: Int64, count: int, heads: Int32, bits: int) -> None:
 
 
 @kernel
-def walk(entries: Int64, heads: Int32, low: int, high: int, cursor: Int64, out_hashes: Uint64, out_rows: Int32) -> int:
+def walk(
+    entries: Int64, heads: Int32, low: int, high: int, cursor: Int64, out_hashes: Uint64, out_rows: Numbers
+) -> Any:
     """The next rows from `low` up to `high` by ascending hash, as many as the buffers hold; returns how many."""
     room = out_rows.shape[0]
     buckets = heads.shape[0]
-    found = 0
+    found: Any = 0
     bucket = cursor[0]
     if bucket < 0:
         return 0
@@ -56,10 +60,10 @@ def walk(entries: Int64, heads: Int32, low: int, high: int, cursor: Int64, out_h
             continue
         if bucket + _AHEAD < buckets:
             prefetch(entries, np.intp(2 * (np.int64(heads[bucket + _AHEAD]) - 1)))
-        count = 0
+        count = np.int64(0)
         link = np.int64(heads[bucket])
         while link > low:
-            count += link <= high
+            count += np.int64(link <= high)
             link = entries[2 * link - 1]
         if count > room - found:
             if found:
@@ -79,7 +83,7 @@ def walk(entries: Int64, heads: Int32, low: int, high: int, cursor: Int64, out_h
 
 
 @inlined
-def _take_bucket(entries, head, low, high, out_hashes, out_rows, at):  # type: ignore[no-untyped-def]
+def _take_bucket(entries: Any, head: Any, low: Any, high: Any, out_hashes: Any, out_rows: Any, at: Any) -> Any:
     link = np.int64(head)
     while link > low:
         if link <= high:
@@ -90,7 +94,7 @@ def _take_bucket(entries, head, low, high, out_hashes, out_rows, at):  # type: i
 
 
 @inlined
-def _take_hash(entries, low, high, cursor, out_hashes, out_rows, at):  # type: ignore[no-untyped-def]
+def _take_hash(entries: Any, low: Any, high: Any, cursor: Any, out_hashes: Any, out_rows: Any, at: Any) -> Any:
     """Rows of the hash at hand, as far as there is room; leaves the link to go on with, 0 if there is none."""
     link = cursor[3]
     while link > low and at < out_rows.shape[0]:
@@ -104,7 +108,7 @@ def _take_hash(entries, low, high, cursor, out_hashes, out_rows, at):  # type: i
 
 
 @inlined
-def _next_hash(entries, head, low, high, above, strictly):  # type: ignore[no-untyped-def]
+def _next_hash(entries: Any, head: Any, low: Any, high: Any, above: Any, strictly: Any) -> Any:
     """The least hash of a chain, or the least above another; and whether there is one."""
     best = np.uint64(0)
     some = False
@@ -120,7 +124,7 @@ def _next_hash(entries, head, low, high, above, strictly):  # type: ignore[no-un
 
 
 @inlined
-def _put_in_order(hashes, rows, start, stop):  # type: ignore[no-untyped-def]
+def _put_in_order(hashes: Any, rows: Any, start: Any, stop: Any) -> Any:
     """Sort a few rows by their hashes, those of one hash from the newest on; many with steps that become smaller."""
     gap = 1
     if stop - start > _SHORT:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.arrays import Bool, Numbers
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.kernels import gather
 from watersmeet.records.keys import KeyCodec
@@ -41,7 +41,7 @@ class PairBuffer:
         counts = spec.output is Output.COUNTS
         self._wanted = [tuple(dict.fromkeys(plan.keys if counts else [*plan.outputs, *plan.keys])) for plan in plans]
         self.probes = np.empty(capacity, np.int32)
-        self.rows: Int32 | Int64 = np.empty(capacity, np.int64 if wide else np.int32)
+        self.rows: Numbers = np.empty(capacity, np.int64 if wide else np.int32)
         self.widest = [0, 0]
         """The widest row of each side so far."""
         self.room = capacity
@@ -98,7 +98,7 @@ class PairBuffer:
         elif fit >= self.room:
             self.room = min(len(self.probes), self.room + self.room // 128 + 1)
 
-    def _fitting(self, sides: list[tuple[Rows, Int32]], limit: int) -> int:
+    def _fitting(self, sides: list[tuple[Rows, Numbers]], limit: int) -> int:
         count = len(sides[0][1])
         if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and self._codec.exact):
             return count
@@ -108,7 +108,7 @@ class PairBuffer:
                 source.widen(column, numbers, widths)
         return int(gather.fitting(widths, limit))
 
-    def _build(self, sides: list[tuple[Rows, Int32]]) -> tuple[pa.RecordBatch | None, int]:
+    def _build(self, sides: list[tuple[Rows, Numbers]]) -> tuple[pa.RecordBatch | None, int]:
         count = len(sides[0][1])
         if self._spec.output is Output.COUNTS and self._codec.exact:
             return None, count
@@ -127,7 +127,7 @@ class PairBuffer:
         return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
 
     def _gathered(
-        self, sides: list[tuple[Rows, Int32]], wanted: Sequence[tuple[int, ...]]
+        self, sides: list[tuple[Rows, Numbers]], wanted: Sequence[tuple[int, ...]]
     ) -> list[dict[int, pa.Array]]:
         """Columns of both sides in their own types, by their numbers."""
         return [

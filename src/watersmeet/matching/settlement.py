@@ -11,15 +11,15 @@ the runs of the other input that were written before it arrived, until it has se
 
 - Two rows that were in memory together met there, when the later one came. Neither owes the other's run, for the later
   one came before the earlier one's run was written.
-- Two rows that never were together: the later one came after the earlier one's run was written, and owes it. The earlier
-  one owes the later one nothing. So their pair is found once, when the later one settles.
+- Two rows that never were together: the later one came after the earlier one's run was written, and owes it. The
+  earlier one owes the later one nothing. So their pair is found once, when the later one settles.
 
-A settlement takes rows that owe and meets them with every run that they owe, as of when it begins; then they owe nothing:
-runs that are written later are of no concern to them. What remains to be known is which rows have settled. In memory that
-is one number: rows are numbered as they come, and all those before `settled` have. Which runs the others owe is one
-number a run: `since`, the first row that came after it was written. Where rows are written before they have settled, their
-run *owes*, and says since when: all its rows came after `owes_before`, and no run of the other input was written while they
-came. (`tests/conformance/test_confluence_mutants.py` breaks each of these rules, and is noticed.)
+A settlement takes rows that owe and meets them with every run that they owe, as of when it begins; then they owe
+nothing: runs that are written later are of no concern to them. What remains to be known is which rows have settled. In
+memory that is one number: rows are numbered as they come, and all those before `settled` have. Which runs the others
+owe is one number a run: `since`, the first row that came after it was written. Where rows are written before they have
+settled, their run *owes*, and says since when: all its rows came after `owes_before`, and no run of the other input was
+written while they came. (`tests/conformance/test_confluence.py` breaks each of these rules, and is noticed.)
 
 A settlement stops at any pair, and goes on where it stopped: rows may arrive meanwhile, for they have higher numbers.
 """
@@ -43,6 +43,7 @@ from watersmeet.tables.memtable import Memtable, Walk
 
 _HASH_BYTES = 8
 _SAMPLED = 64
+_EVERYTHING = 1 << 62
 _LEAST_RESIDENT = 4 << 20
 """Bytes of runs that may be mapped at once, whatever the budget: below, letting them go costs more than it saves."""
 
@@ -193,8 +194,8 @@ class OwingRuns:
 class Settlement:
     """Rows of one side on their way through the other input's runs.
 
-    Invariants: rows of the slice have met the runs before `_at`, those before `_next` the one at `_at`, too; rows behind
-    the slice have met none.
+    Invariants: rows of the slice have met the runs before `_at`, those before `_next` the one at `_at`, too; rows
+    behind the slice have met none.
     """
 
     def __init__(
@@ -332,5 +333,5 @@ class Settlement:
         self.debtor.go_to(state["behind"])
         self._at, self._next, self._link = state["place"]
         if state["handed_out"] is not None:
-            self.work(pairs, state["length"], Meter())
+            self.work(pairs, _EVERYTHING, Meter())
             pairs.first = state["handed_out"]

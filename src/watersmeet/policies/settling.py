@@ -1,20 +1,38 @@
-"""When rows settle their debts to the disk before they must: as soon as there are enough of them."""
+"""When rows settle their debts to the disk, as arithmetic: how many hashes may be gone through for how many rows."""
 
 from __future__ import annotations
 
-HASHES_PER_ROW = 32
-"""Of the other input's runs, that may be gone through for each row which settles: about as much work as taking the row in."""
-LEAST_ROWS = 4096
-"""Fewer are not worth the beginning."""
+from dataclasses import dataclass
 
 
-def worth_settling(owing: int, hashes: int) -> bool:
-    """Whether so many rows that owe make up for going through so many hashes.
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Rows settle as soon as they are enough; and wait for others, on disk if need be, where they are too few.
 
-    The more there is on disk, the more rows wait for each other; how late they are grows with what is there, and never
-    with how long the join has run since.
+    The more there is on disk, the more rows wait for each other: how late they are grows with what is there, and not
+    with how long the join has run. Going through a hash takes about a nanosecond, taking a row in some dozens.
 
-    >>> worth_settling(5_000, 100_000), worth_settling(5_000, 1_000_000), worth_settling(100, 100)
+    >>> usual = Settling()
+    >>> usual.is_worth_it(5_000, 100_000), usual.is_worth_it(5_000, 1_000_000), usual.is_worth_it(100, 100)
     (True, False, False)
+    >>> usual.can_wait(5_000, 100_000), usual.can_wait(5_000, 1_000_000)
+    (False, True)
     """
-    return owing >= max(LEAST_ROWS, hashes // HASHES_PER_ROW)
+
+    hashes_per_row: int = 32
+    """Of the other input's runs, to be gone through for each row which settles: about as much work as taking it in."""
+    least_rows: int = 4096
+    """Fewer are not worth the beginning."""
+    passes_saved: int = 16
+    """Where memory is full: rows are written before they have settled if they are so many times fewer than the hashes
+    that they owe."""
+    most_runs: int = 16
+    """That may owe at once."""
+
+    def is_worth_it(self, owing: int, hashes: int) -> bool:
+        """Whether so many rows that owe make up for going through so many hashes."""
+        return owing >= max(self.least_rows, hashes // self.hashes_per_row)
+
+    def can_wait(self, owing: int, hashes: int) -> bool:
+        """Whether a memory-full of rows had better be written, and settle together with others later."""
+        return owing * self.passes_saved <= hashes

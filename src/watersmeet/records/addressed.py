@@ -1,7 +1,7 @@
 """Rows that are gathered from where they lie, all columns of a batch in one pass.
 
-Whoever has such rows says where their blocks are (see `kernels.addressed`), and gives the few columns that have no plain
-layout, nested ones above all, as Arrow arrays.
+Whoever has such rows says where their blocks are (see `kernels.addressed`), and gives the few columns that have no
+plain layout, nested ones above all, as Arrow arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Int32, Int64, Numbers
 from watersmeet.kernels import addressed as kernels
 
 Sources: TypeAlias = Int64
@@ -77,18 +77,18 @@ class AddressedRows(ABC):
         """Whether any value of a column is NULL."""
 
     @abstractmethod
-    def other(self, column: int, rows: Int32) -> pa.Array:
+    def other(self, column: int, rows: Numbers) -> pa.Array:
         """Values of a column that has no plain layout."""
 
     @abstractmethod
-    def other_width(self, column: int, rows: Int32) -> int:
+    def other_width(self, column: int, rows: Numbers) -> int:
         """Bytes that such a value takes, about."""
 
-    def gather(self, column: int, rows: Int32) -> pa.Array:
+    def gather(self, column: int, rows: Numbers) -> pa.Array:
         """One column's values for some rows."""
         return self.gather_all((column,), rows)[0]
 
-    def gather_all(self, columns: tuple[int, ...], rows: Int32) -> list[pa.Array]:
+    def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         """The values of some rows in several columns."""
         picture = self._pictures.get(columns)
         if picture is None:
@@ -113,7 +113,7 @@ class AddressedRows(ABC):
             for k in range(len(columns))
         ]  # fmt: skip
 
-    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+    def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
         width = int(self.widths[column])
         if width > 0:
@@ -230,7 +230,7 @@ def with_values(array: pa.Array) -> pa.Array:
 
 
 def words_of(array: pa.Array, width: int) -> tuple[int, int, int]:
-    """Where the values, the bytes of strings and the validity of an array of a plain layout begin; see `with_values`."""
+    """Where values, bytes of strings and validity of an array of a plain layout begin; see `with_values`."""
     buffers, offset = array.buffers(), array.offset
     validity = 8 * buffers[0].address + offset if buffers[0] is not None and array.null_count else 0
     if width == kernels.BITS:
@@ -240,7 +240,7 @@ def words_of(array: pa.Array, width: int) -> tuple[int, int, int]:
     return buffers[1].address - width * offset, (buffers[2].address if buffers[2] is not None else NOWHERE), validity
 
 
-def gathered_by_block(piece: Callable[[int], pa.Array], rows: Int32, shift: int) -> pa.Array:
+def gathered_by_block(piece: Callable[[int], pa.Array], rows: Numbers, shift: int) -> pa.Array:
     """Values of rows that lie in arrays of a block each."""
     blocks = rows >> shift
     order = np.argsort(blocks, kind="stable")
@@ -251,7 +251,7 @@ def gathered_by_block(piece: Callable[[int], pa.Array], rows: Int32, shift: int)
     )
 
 
-def groups(sorted_keys: Int32 | Int64, order: Int64) -> list[Int64]:
+def groups(sorted_keys: Numbers, order: Int64) -> list[Int64]:
     """An order cut where its keys change."""
     return np.split(order, np.flatnonzero(np.diff(sorted_keys)) + 1)
 

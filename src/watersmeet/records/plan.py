@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Int32, Int64, Numbers
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.records.addressed import AddressedRows
@@ -31,7 +31,7 @@ class Rows(Protocol):
         ...
 
 
-def gather_all(source: Rows, columns: tuple[int, ...], rows: Int32) -> list[pa.Array]:
+def gather_all(source: Rows, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
     """The values of some rows in several columns: in one pass, where they can be had so."""
     if isinstance(source, TableRows):
         source, rows = source.in_table(rows)
@@ -99,17 +99,17 @@ class RowPlan:
 class TableRows:
     """Some rows of a table, numbered anew."""
 
-    def __init__(self, table: Rows, rows: Int32) -> None:
+    def __init__(self, table: Rows, rows: Numbers) -> None:
         self._table = table
         self._rows = rows
-        self._last: tuple[Int32, Int32] | None = None
+        self._last: tuple[Int32, Numbers] | None = None
 
     @property
-    def numbers(self) -> Int32:
+    def numbers(self) -> Numbers:
         """The rows' numbers in the table."""
         return self._rows
 
-    def in_table(self, rows: Int32) -> tuple[Rows, Int32]:
+    def in_table(self, rows: Int32) -> tuple[Rows, Numbers]:
         """The table, and the rows' numbers there."""
         return self._table, self._in_table(rows)
 
@@ -119,7 +119,7 @@ class TableRows:
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         self._table.widen(column, self._in_table(rows), widths)
 
-    def _in_table(self, rows: Int32) -> Int32:
+    def _in_table(self, rows: Int32) -> Numbers:
         """The table's numbers; every column is asked for the same rows in turn."""
         if self._last is None or self._last[0] is not rows:
             self._last = (rows, self._rows[rows])

@@ -2,14 +2,15 @@
 
     header       64 bytes, always the same
     hashes       of all rows, one after the other: all that a merge reads of rows that match nothing
-    block        a power of two rows (the last one fewer): three words a column, then its columns (see `kernels.addressed`)
+    block        a power of two rows (the last one fewer): three words a column, then its columns
     block        ...
     directory    where each block begins; a checksum for each block, and for each stretch of hashes
     description  JSON: how many rows there are, how many a block has, which columns have NULLs
     trailer      where directory and description begin, their checksum, end mark
 
-Nothing of a run is in memory but its name and what its trailer says, however many rows it has: the directory is read where
-it lies, too. Each stretch of hashes and each block is checked when it is first read after opening.
+(`kernels.addressed` says what the words of a column are.) Nothing of a run is in memory but its name and a mark for
+each block, however many rows it has: the directory is read where it lies, too. Each stretch of hashes and each block is
+checked when it is first read after opening.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.core.arrays import Int64, Numbers, Uint64
 from watersmeet.core.errors import SegmentError
 from watersmeet.kernels import addressed as kernels
 from watersmeet.records.addressed import (
@@ -84,7 +85,7 @@ class RunWriter:
             start += len(part)
             self._hashed += len(part)
 
-    def write_block(self, rows: AddressedRows, numbers: Int32 | Int64) -> None:
+    def write_block(self, rows: AddressedRows, numbers: Numbers) -> None:
         """The rows of one block, from wherever they lie."""
         self._pad()
         count, picture = len(numbers), self._picture
@@ -210,7 +211,7 @@ class SortedRun(AddressedRows):
     @property
     def nbytes(self) -> int:
         """The size of the run in its store."""
-        return self._buffer.size
+        return int(self._buffer.size)
 
     @property
     def sources(self) -> Sources:
@@ -247,20 +248,20 @@ class SortedRun(AddressedRows):
 
     # --- rows ---
 
-    def gather_all(self, columns: tuple[int, ...], rows: Int32) -> list[pa.Array]:
+    def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         self.check_rows(rows)
         return super().gather_all(columns, rows)
 
-    def widen(self, column: int, rows: Int32, widths: Int64) -> None:
+    def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         self.check_rows(rows)
         super().widen(column, rows, widths)
 
     @property
     def has_unchecked(self) -> bool:
         """Whether some blocks have not been read since the run was opened."""
-        return self._blocks_unchecked > 0
+        return bool(self._blocks_unchecked > 0)
 
-    def check_rows(self, rows: Int32 | Int64) -> None:
+    def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
         if not self._blocks_unchecked:
             return
@@ -273,7 +274,7 @@ class SortedRun(AddressedRows):
                 raise self._damaged(f"block {block} was altered after it was written")
             self._blocks_unchecked -= 1
 
-    def other(self, column: int, rows: Int32) -> pa.Array:
+    def other(self, column: int, rows: Numbers) -> pa.Array:
         return gathered_by_block(lambda block: self._piece(column, block), rows, self._shift)
 
     def _piece(self, column: int, block: int) -> pa.Array:
@@ -283,7 +284,7 @@ class SortedRun(AddressedRows):
         schema = pa.schema([("", self.types[column])])
         return pa.ipc.read_record_batch(self._buffer.slice(start + at, length), schema).column(0)
 
-    def other_width(self, column: int, rows: Int32) -> int:
+    def other_width(self, column: int, rows: Numbers) -> int:
         block = int(rows[0]) >> self._shift
         words = np.frombuffer(self._buffer, np.int64, kernels.WORDS * len(self.types), int(self._starts[block]))
         return int(words[kernels.WORDS * column + 1]) // self.block_rows + 1
@@ -340,7 +341,7 @@ class MergedRows(AddressedRows):
             run.check_hashes(start, min(run.rows, start + len(rows)))
         return int(kernels.merge(self._addresses, self._ends, self._places, hashes, rows))
 
-    def check_rows(self, rows: Any) -> None:
+    def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
         if self._has_unchecked:
             self._has_unchecked = any(run.has_unchecked for run in self._runs)
@@ -348,15 +349,15 @@ class MergedRows(AddressedRows):
             for number, run in enumerate(self._runs):
                 run.check_rows(rows[which == number] & 0xFFFFFFFF)
 
-    def gather_all(self, columns: tuple[int, ...], rows: Any) -> list[pa.Array]:
+    def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         self.check_rows(rows)
         return super().gather_all(columns, rows)
 
-    def widen(self, column: int, rows: Any, widths: Int64) -> None:
+    def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         self.check_rows(rows)
         super().widen(column, rows, widths)
 
-    def other(self, column: int, rows: Any) -> pa.Array:
+    def other(self, column: int, rows: Numbers) -> pa.Array:
         which = rows >> 32
         order = np.argsort(which, kind="stable")
         taken = [
@@ -365,5 +366,5 @@ class MergedRows(AddressedRows):
         ]
         return put_back(order, taken)
 
-    def other_width(self, column: int, rows: Any) -> int:
+    def other_width(self, column: int, rows: Numbers) -> int:
         return self._runs[int(rows[0]) >> 32].other_width(column, rows[:1] & 0xFFFFFFFF)

@@ -1,10 +1,10 @@
 """The spine: a few sorted runs in place of many, merged as they become too many.
 
-A run that leaves memory is of level 0. As soon as `fan_in` runs of one level stand at the end, they become one of the next
-level. So there are at most `fan_in - 1` runs of each level, and a row is written again once a level: with N rows and m in
-memory that is log(N/m) to the base `fan_in`, for the number of runs by level as for the number of times. (Proof: runs of a
-level follow each other, for a merge takes all of a level from the end and puts one of the next in their place; a run of
-level l has the rows of fan_in ** l memory-fulls, so the highest level is at most that logarithm.)
+A run that leaves memory is of level 0. As soon as `fan_in` runs of one level stand at the end, they become one of the
+next level. So there are at most `fan_in - 1` runs of each level, and a row is written again once a level: with N rows
+and m in memory there are log(N/m) levels, to the base `fan_in`. (Proof: runs of a level follow each other, for a merge
+takes all of a level from the end and puts one of the next in their place; a run of level l has the rows of fan_in ** l
+memory-fulls, so the highest level is at most that logarithm.)
 `tests/unit/runs/test_spine.py` holds it to that.
 
 Merging goes on a little at a time: hashes first, which say in which order rows follow, and then, in the same order once

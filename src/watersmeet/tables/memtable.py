@@ -7,7 +7,7 @@ index                         entries (hash, link) by row, heads by the top bits
 ```
 
 Rows are numbered as they come, without gaps. The buckets of the index are in the order of hashes, so that going through
-them is going through the rows in sorted order: what a settlement or a run needs is read off the index, nothing is sorted.
+them is going through the rows in sorted order: what a settlement or a run needs is read off the index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.core.errors import BudgetError
 from watersmeet.kernels import hash_index, sorted_walk
 from watersmeet.kernels.addressed import OTHER, STRINGS, WORDS
@@ -46,8 +46,8 @@ class Walk:
     low: int
     high: int
     sorting: bool = False
-    """Whether rows are taken in the order of their arrival, as many as the buffer holds, and sorted; else the index tells
-    their order, over all buffers."""
+    """Whether rows are taken in the order of their arrival, as many as the buffer holds, and sorted; else the index
+    tells their order, over all buffers."""
     bits: int = 0
     """Of the index that the cursor is a place in."""
     cursor: Int64 = field(default_factory=lambda: np.zeros(sorted_walk.CURSOR, np.int64))
@@ -55,7 +55,7 @@ class Walk:
     @property
     def done(self) -> bool:
         """Whether all rows have been passed."""
-        return self.cursor[0] < 0
+        return bool(self.cursor[0] < 0)
 
 
 class Memtable(AddressedRows):
@@ -102,12 +102,12 @@ class Memtable(AddressedRows):
     def may_be_null(self, column: int) -> bool:
         return self._nullable[column]
 
-    def other(self, column: int, rows: Int32) -> pa.Array:
+    def other(self, column: int, rows: Numbers) -> pa.Array:
         return gathered_by_block(self._others[column].__getitem__, rows, self._shift)
 
-    def other_width(self, column: int, rows: Int32) -> int:
+    def other_width(self, column: int, rows: Numbers) -> int:
         pieces = self._others[column]
-        return sum(piece.nbytes for piece in pieces) // max(1, self.rows) + 1
+        return int(sum(piece.nbytes for piece in pieces)) // max(1, self.rows) + 1
 
     def hashes(self, rows: Int32) -> Int64:
         """The hashes of some rows."""
@@ -246,15 +246,15 @@ class Memtable(AddressedRows):
 
     # --- look-ups, and rows in order ---
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries visited."""
+    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Numbers, found: int) -> tuple[int, int]:
+        """Go on with a look-up, up to hash `stop` or until the buffers are full; returns pairs and entries visited."""
         found, probe.next, probe.link, visited = hash_index.probe(
             probe.hashes, probe.parts, probe.next, stop, probe.link, self._entries.array, self._heads, 1,
             out_probe, out_row, found,
         )  # fmt: skip
         return found, visited
 
-    def next_sorted(self, walk: Walk, hashes: Uint64, rows: Int32) -> int:
+    def next_sorted(self, walk: Walk, hashes: Uint64, rows: Numbers) -> int:
         """Fill arrays with the next rows in the order of their hashes; returns how many."""
         if not walk.sorting:
             self.bring_up(walk)
@@ -271,7 +271,7 @@ class Memtable(AddressedRows):
         return count
 
     def walk(self, low: int, high: int) -> Walk:
-        """The rows from `low` up to `high` in the order of their hashes; few are sorted, many are read off the index."""
+        """The rows from `low` up to `high` in the order of their hashes: few are sorted, many read off the index."""
         walk = Walk(low, high, _FEW * (high - low) < len(self._heads), self._bits)
         if low >= high:
             walk.cursor[0] = -1

@@ -1,0 +1,125 @@
+"""Confluence on every way that rows may take to each other, and with each rule of who owes whom broken in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from watersmeet.checks import ConformanceError, conform, make_case, run_case
+from watersmeet.joins.confluence import Confluence
+from watersmeet.matching.settlement import OwingRows, OwingRuns
+from watersmeet.policies.settling import Settling
+
+CASES = 100
+EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
+"""Rows settle after every slice that arrives."""
+LATE = Settling(passes_saved=0, most_runs=3)
+"""Rows are written before they have settled, as long as few runs owe."""
+PROMPT = 0.004
+"""Seconds of the clock that the cases run by, a millisecond a poll."""
+
+
+class Watched(Confluence):
+    """Adds up what happened in all cases."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def close(self) -> None:
+        Watched.seen += self.events
+        super().close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    Watched.seen = Counter()
+
+
+@pytest.mark.parametrize(
+    ("options", "proofs"),
+    [
+        ({}, {"settled before a flush", "settled in a silence", "settled at the end", "flushed", "merged"}),
+        ({"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
+        ({"settling": LATE}, {"flushed owing", "runs settled", "settled before a flush", "settled in a silence"}),
+        ({"delay": PROMPT}, {"delay over", "settled in passing", "settled in a silence", "flushed"}),
+    ],
+    ids=["usual", "eager", "late", "delay"],
+)
+def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
+    conform(Watched, cases=CASES, seed=7_000, **options)
+    assert proofs <= set(+Watched.seen), Watched.seen
+
+
+def all_owe(debtor: Any, rows: Any, entry: Any) -> None:
+    """Rows meet a run on disk that they have met in memory."""
+
+
+def none_owe(debtor: Any, rows: Any, entry: Any) -> Any:
+    return rows < 0
+
+
+def all_had_left(join: Confluence, side: int, entry: Any) -> None:
+    """A run is owed by rows that were in memory with it, too."""
+    entry.since = 0
+    real_add_run(join, side, entry)
+
+
+def first_rows_owe_nothing(debtor: Any, rows: Any, entry: Any) -> Any:
+    """The first rows that come after a flush are taken for rows that were there."""
+    return rows >= entry.since + 2
+
+
+def settled_but_one(join: Confluence, settlement: Any) -> None:
+    """The first row to settle settles again with the next."""
+    real_settled(join, settlement)
+    rows = join.tables[settlement.side].rows
+    if isinstance(settlement.debtor, OwingRows) and settlement.side not in repeated:
+        repeated.add(settlement.side)
+        join.settled[settlement.side] = min(rows, settlement.debtor.to_state()["low"])
+
+
+def all_settled(join: Confluence, settlement: Any) -> None:
+    """Rows that came while others settled are taken for settled."""
+    real_settled(join, settlement)
+    join.settled[settlement.side] = join.tables[settlement.side].rows
+
+
+def written_as_settled(join: Confluence) -> None:
+    """Runs that owe do not say so."""
+    real_flush_owing(join)
+    for side in (0, 1):
+        for entry in join.runs[side]:
+            entry.owes_before = None
+
+
+repeated: set[int] = set()
+real_add_run = Confluence._add_run
+real_settled, real_flush_owing = Confluence.settled_now, Confluence._flush_owing
+
+MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = {
+    "all rows owe all runs": (OwingRows, "owing", all_owe, {}),
+    "no row owes anything": (OwingRows, "owing", none_owe, {}),
+    "a run is owed by rows that were there": (Confluence, "_add_run", all_had_left, {}),
+    "the first rows after a flush owe nothing": (OwingRows, "owing", first_rows_owe_nothing, {}),
+    "rows that settled settle again": (Confluence, "settled_now", settled_but_one, {}),
+    "rows that came meanwhile have settled": (Confluence, "settled_now", all_settled, {}),
+    "runs that owe do not say so": (Confluence, "_flush_owing", written_as_settled, {"settling": LATE}),
+    "runs owe all runs": (OwingRuns, "owing", all_owe, {"settling": LATE}),
+    "runs owe nothing": (OwingRuns, "owing", none_owe, {"settling": LATE}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken, options = MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"):
+        run_many(options)
+
+
+def run_many(options: dict[str, Any]) -> None:
+    for seed in range(400):
+        repeated.clear()
+        run_case(Confluence, make_case(seed, Confluence), **options)
