@@ -37,8 +37,10 @@ _RUN_BYTES = 512
 _LEAST_RUNS = 8
 _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
-_SLICE_SHARE = 48
+_SLICE_SHARE = 16
 _SMALL = 1 << 20
+_MOST_BLOCK = 256 << 10
+"""Bytes of rows of a run that share a description and a checksum, and are written at once."""
 _LEAST_OUTPUT = 256 << 10
 _LEAST_RESULT = 64
 """Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
@@ -177,6 +179,8 @@ class Confluence(ProgressiveJoin):
         slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, memory // _SLICE_SHARE // Slice.bytes_for(1)))
         self._slice = Slice(slice_rows)
         self.budget.reservation("sorting").grow(Slice.bytes_for(slice_rows))
+        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 16))
+        self.budget.reservation("writing").grow(self._block_bytes)
         self._catalogue = self.budget.reservation("catalogue of runs")
         self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
         self._fan_in = 4 if memory < _SMALL else 16
@@ -499,7 +503,7 @@ class Confluence(ProgressiveJoin):
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
         page_bytes = self.sizing.page_bytes
-        block_rows = block_rows_for(table.held, table.rows, page_bytes)
+        block_rows = block_rows_for(table.held, table.rows, self._block_bytes)
         writer = RunWriter(self.store, self._new_name(side), table.types, table.rows, block_rows)
         try:
             for count in self._sorted(table):
@@ -553,7 +557,7 @@ class Confluence(ProgressiveJoin):
             count = to_merge([entry.level for entry in same], self._fan_in)
             if count:
                 runs = [entry.run for entry in same[-count:]]
-                return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self.sizing.page_bytes))
+                return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self._block_bytes))
         return None
 
     def merge_some(self, merge: Merge) -> int:

@@ -44,7 +44,7 @@ from watersmeet.tables.memtable import Memtable, Walk
 _HASH_BYTES = 8
 _SAMPLED = 64
 _EVERYTHING = 1 << 62
-_LEAST_RESIDENT = 4 << 20
+_LEAST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once, whatever the budget: below, letting them go costs more than it saves."""
 
 

@@ -27,10 +27,8 @@ from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_blo
 from watersmeet.records.arena import Arena, uses_huge_pages
 from watersmeet.tables.hash_table import Layout, Probe
 
-ENTRY_BYTES = 16
-"""Of each row in the index."""
-_APPEND_BYTES = 32
-"""Of what is remembered of each batch."""
+ENTRY_BYTES = 24
+"""Of each row, beyond its columns and its bucket: hash, link, arrival tick."""
 _FIRST_BITS = 6
 _FEW = 8
 """Where one row of so many buckets is wanted, going through the index takes longer than sorting."""
@@ -72,6 +70,7 @@ class Memtable(AddressedRows):
         self._index_claim = budget.reservation(f"index of {name}")
         capacity = min(_MOST_ROWS, budget.total // ENTRY_BYTES + block_rows)
         self._entries = Arena(np.int64, 2 * capacity, uses_huge_pages(budget))
+        self._ticks = Arena(np.int64, capacity, uses_huge_pages(budget))
         self._stride = 8 * WORDS * len(self.types)
         blocks = capacity // block_rows + 2
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
@@ -90,8 +89,6 @@ class Memtable(AddressedRows):
         self._kept: list[list[pa.Array]] = []
         self._tail: list[pa.Array] | None = None
         self._others: list[list[pa.Array]] = [[] for _ in self.types]
-        self._tick_rows: list[int] = []
-        self._tick_firsts: list[int] = []
 
     # --- where rows are ---
 
@@ -133,7 +130,8 @@ class Memtable(AddressedRows):
         if whole:
             # The batch stays for its whole blocks, and what goes to the ends of others is there twice.
             size += size * (copied + ((count - copied) & (self._block_rows - 1))) // count
-        size += _APPEND_BYTES + ENTRY_BYTES * count + self._stride * (whole + 2)
+        blocks = -(-(self.rows + count) // self._block_rows) - -(-self.rows // self._block_rows)
+        size += ENTRY_BYTES * count + self._stride * blocks
         if not self._claim.try_grow(size):
             return False
         self._reserved = size
@@ -151,7 +149,7 @@ class Memtable(AddressedRows):
         """Take rows for which there is room; returns their numbers."""
         self._reserved = 0
         count, first = len(hashes), self.rows
-        self._note_ticks(ticks)
+        self._ticks.array[first : first + count] = ticks
         plain = [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
         self._place(plain, count)
         self.rows = first + count
@@ -160,15 +158,6 @@ class Memtable(AddressedRows):
         numbers = np.arange(first, self.rows, dtype=np.int32)
         hash_index.link_rows(hashes, self.buckets_of(hashes), numbers, self._entries.array, self._heads, 1)
         return numbers
-
-    def _note_ticks(self, ticks: Int64) -> None:
-        """Ticks are noted where they do not simply go on: the other input's rows had some in between."""
-        starts = [0] if ticks[-1] - ticks[0] == len(ticks) - 1 else [0, *(np.flatnonzero(np.diff(ticks) != 1) + 1)]
-        for start in starts:
-            row, tick = self.rows + int(start), int(ticks[start])
-            if not self._tick_rows or tick - self._tick_firsts[-1] != row - self._tick_rows[-1]:
-                self._tick_rows.append(row)
-                self._tick_firsts.append(tick)
 
     def _place(self, columns: list[pa.Array], count: int) -> None:
         """Describe the blocks that rows fall into; only rows that share a block with others are copied."""
@@ -296,6 +285,7 @@ class Memtable(AddressedRows):
         size = ENTRY_BYTES * self.rows
         if size > _RELEASED_FROM:
             self._entries.release(0, 2 * self.rows)
+            self._ticks.release(0, self.rows)
         self._claim.clear()
         self._begin()
 
@@ -318,7 +308,7 @@ class Memtable(AddressedRows):
 
     def latest_tick(self, part: int) -> int:
         """When the last row arrived."""
-        return self._tick_firsts[-1] + self.rows - 1 - self._tick_rows[-1] if self.rows else 0
+        return int(self._ticks.array[self.rows - 1]) if self.rows else 0
 
     def brought_back(self, part: int) -> bool:
         """No row comes back from disk."""
@@ -334,6 +324,4 @@ class Memtable(AddressedRows):
 
     def ticks(self, rows: Int32) -> Int64:
         """When some rows arrived."""
-        firsts, ticks = np.array(self._tick_rows, np.int64), np.array(self._tick_firsts, np.int64)
-        at = np.searchsorted(firsts, rows, side="right") - 1
-        return ticks[at] + rows - firsts[at]
+        return self._ticks.array[rows]
