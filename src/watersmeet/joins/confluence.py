@@ -15,7 +15,7 @@ import numpy as np
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.protocol import Step
+from watersmeet.core.protocol import Status, Step
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain, Sizing
@@ -192,6 +192,8 @@ class Confluence(ProgressiveJoin):
         """Settlements that have begun; one that gave way to arrivals goes on later."""
         self._full = False
         """Whether rows wait for a memtable to be flushed."""
+        self._runs_changed = False
+        """Whether runs may be ready to be merged that were not before."""
         self._written = 0
         self._delay = delay
         self._policy = settling or Settling()
@@ -330,7 +332,6 @@ class Confluence(ProgressiveJoin):
             return False
         first = self._came[side].first
         if self._delay is not None and first is not None and self._now >= first + self._delay:
-            self.events["delay over"] += 1
             return True
         return self._is_worth_settling(side)
 
@@ -349,7 +350,18 @@ class Confluence(ProgressiveJoin):
             if task is not None:
                 return task
             self._full = False
-        return self._merge_task()
+        return self._merge_task() if self._runs_changed else None
+
+    def _status(self) -> Status:
+        status = super()._status()
+        if status in (Status.NEED_INPUT, Status.HAS_WORK) and self._has_urgent_work():
+            return Status.HAS_OUTPUT
+        return status
+
+    def _has_urgent_work(self) -> bool:
+        if self._full or any(self._is_due(side) for side in (0, 1)):
+            return True
+        return self._runs_changed and any(self._runs_to_merge(side) for side in (0, 1))
 
     def _make_room(self) -> Task | None:
         """Let rows leave memory; or what must be done before."""
@@ -422,6 +434,7 @@ class Confluence(ProgressiveJoin):
         """All rows of a settlement have met all runs there were when it began."""
         side, debtor = settlement.side, settlement.debtor
         self._settling[side] = None
+        self._runs_changed = True
         settlement.let_go(all_of_it=True)
         if isinstance(debtor, OwingRuns):
             debtor.settled()
@@ -538,6 +551,7 @@ class Confluence(ProgressiveJoin):
 
     def _count_runs(self) -> None:
         """Memory for what is remembered of runs, which never become many."""
+        self._runs_changed = True
         self._catalogue.shrink(self._catalogue_runs * _RUN_BYTES)
         self._catalogue_runs = len(self.runs[0]) + len(self.runs[1])
         self._catalogue.grow(self._catalogue_runs * _RUN_BYTES)
@@ -548,17 +562,22 @@ class Confluence(ProgressiveJoin):
 
     def _merge_task(self) -> Task | None:
         for side in (0, 1):
-            if self._settling[1 - side] is not None or self._owing_runs(1 - side):
-                continue  # rows are on their way through these runs, or owe some of them and not others
-            # Runs can be one only if the same rows owe them, and if they owe nothing themselves.
-            settled = self.settled[1 - side]
-            ready = [entry for entry in self.runs[side] if entry.owes_before is None]
-            same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
-            count = to_merge([entry.level for entry in same], self._fan_in)
-            if count:
-                runs = [entry.run for entry in same[-count:]]
+            runs = self._runs_to_merge(side)
+            if runs:
                 return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self._block_bytes))
+        self._runs_changed = False
         return None
+
+    def _runs_to_merge(self, side: int) -> list[SortedRun]:
+        """Runs of a side that are to become one, if there are any."""
+        if self._settling[1 - side] is not None or self._owing_runs(1 - side):
+            return []  # rows are on their way through these runs, or owe some of them and not others
+        # Runs can be one only if the same rows owe them, and if they owe nothing themselves.
+        settled = self.settled[1 - side]
+        ready = [entry for entry in self.runs[side] if entry.owes_before is None]
+        same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
+        count = to_merge([entry.level for entry in same], self._fan_in)
+        return [entry.run for entry in same[len(same) - count :]]
 
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
