@@ -8,6 +8,7 @@ import pytest
 from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.protocol import JoinOperator
 from watersmeet.core.spec import JoinSpec, parse_on
+from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.planner import ALGORITHMS, build
@@ -17,8 +18,8 @@ from watersmeet.spill import MemoryStore
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "v": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
 
 
-def test_auto_is_xjoin_and_a_name_is_what_it_says() -> None:
-    assert type(build(SPEC, 1 << 20, MemoryStore())) is XJoin
+def test_auto_is_confluence_and_a_name_is_what_it_says() -> None:
+    assert type(build(SPEC, 1 << 20, MemoryStore())) is Confluence
     assert type(build(SPEC, 1 << 20, MemoryStore(), "xjoin")) is XJoin
     assert type(build(SPEC, 1 << 20, MemoryStore(), "symmetric_hash")) is SymmetricHash
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.core.windows import parse_seconds
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 from watersmeet.sources import Source
@@ -30,6 +32,7 @@ def join(
     how: str = "inner",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
+    delay: float | str | timedelta | None = None,
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
     wait: float = WAIT,
@@ -47,6 +50,9 @@ def join(
         list of these with one band at most.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
+    :param delay: how long a pair may wait after its later row came, such as `"1 s"`; what cannot be held is told by
+        `progress.lateness`. Without it, pairs whose rows were not in memory together wait until enough rows do, for a
+        silence, or until memory is full. Only `"confluence"`, the default, bounds it.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
@@ -61,6 +67,8 @@ def join(
     """
     conditions = parse_on(on)
     settings = Settings.of(memory, spill, wait, on_progress)
+    if delay is not None:
+        options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)
     if how != "inner":
         raise SpecError(f"how={how!r} is not supported; only 'inner' is")
@@ -99,16 +107,9 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
 
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:
     """Refuse memory that no choice could work in, in terms of what the user gave."""
-    from watersmeet.planner import ALGORITHMS, choose
+    from watersmeet.planner import choose
 
-    if algorithm == "auto" and any(spec.promises):
-        kinds = [choose(spec)[0]]
-    elif algorithm == "auto":
-        kinds = [kind for kind in ALGORITHMS.values() if spec.band is None or kind.joins_ranges]
-    else:
-        kinds = [ALGORITHMS[algorithm]]
-        kinds[0].refuse_unfit(spec)
-    least = min(
-        kind.least_memory(spec, **{n: options[n] for n in option_names(kind) if n in options}) for kind in kinds
-    )
-    check_least(least, memory)
+    kind = choose(spec, algorithm)[0]
+    kind.refuse_unfit(spec)
+    given = {name: options[name] for name in option_names(kind) if name in options}
+    check_least(kind.least_memory(spec, **given), memory)

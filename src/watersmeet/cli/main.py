@@ -83,6 +83,7 @@ def add_join_parser(commands: Any) -> Parser:
     )
     _add_inputs(parser)
     parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
+    parser.add_argument("--delay", metavar="SPAN", help="how long a pair may wait, such as 1s (default: no bound)")
     parser.add_argument(
         "--engine",
         choices=("local", "spark"),
@@ -236,6 +237,7 @@ def run_join(args: argparse.Namespace) -> int:
             how=args.how,
             memory=args.memory,
             algorithm=args.algorithm,
+            delay=args.delay,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
             on_progress=look,

@@ -51,9 +51,21 @@ class WindowFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """How long pairs waited, in seconds, that were not found as their later row came; and what still waits."""
+
+    p50: float
+    p99: float
+    most: float
+    owing: int
+    """Rows that have yet to meet what the other input has on disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All that an operator says of itself; what does not concern its kind of join is None."""
 
     lookup: LookupFigures | None = None
     promises: PromiseFigures | None = None
     window: WindowFigures | None = None
+    lateness: Lateness | None = None

@@ -125,6 +125,20 @@ def age(least: Span, most: Span) -> Age:
     return Age(parse_span(least), parse_span(most))
 
 
+def parse_seconds(span: object, what: str) -> float:
+    """Seconds from words, from a length of time, or from a number of them.
+
+    >>> parse_seconds("250 ms", "delay"), parse_seconds(2, "delay")
+    (0.25, 2.0)
+    """
+    if isinstance(span, int | float) and not isinstance(span, bool) and span >= 0:
+        return float(span)
+    if isinstance(span, str | timedelta):
+        parsed = parse_span(span)
+        return parsed.total_seconds() if isinstance(parsed, timedelta) else float(parsed)
+    raise SpecError(f"{what} {span!r} is not understood; write a length of time such as '1 s', or seconds")
+
+
 def parse_window(window: object) -> Window:
     """A window from what people write."""
     if isinstance(window, Rows | Landmark | Age):

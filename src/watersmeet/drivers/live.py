@@ -176,6 +176,7 @@ class LiveRun:
             delayed=None if window is None else window.delayed,
             done=self._done,
             lookup=now.report.lookup,
+            lateness=now.report.lateness,
             promises=now.report.promises,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from watersmeet.core.report import LookupFigures, PromiseFigures
+from watersmeet.core.report import Lateness, LookupFigures, PromiseFigures
 from watersmeet.memory import format_bytes
 
 
@@ -54,6 +54,8 @@ class Progress:
     """True once every result has been handed out."""
     lookup: LookupFigures | None = None
     """Of a join with a relation: misses, delays, reads."""
+    lateness: Lateness | None = None
+    """Of `confluence`: how long pairs waited that were not found as their later row came, and what still waits."""
     promises: PromiseFigures | None = None
     """Of a join that relies on promises: rows kept, purged, dropped, and those that broke a promise."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,9 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.protocol import Status, Step
+from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import parse_seconds
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
@@ -34,10 +37,11 @@ from watersmeet.tables.memtable import Memtable, Walk
 
 _RUN_BYTES = 512
 """What is remembered of a run."""
-_LEAST_RUNS = 8
+_LEAST_RUNS = 16
 _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _SLICE_SHARE = 16
+_TINY = 1 << 17
 _SMALL = 1 << 20
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
@@ -135,7 +139,8 @@ class Confluence(ProgressiveJoin):
     once they have settled.
 
     :param settling: when rows settle, and when they wait for others.
-    :param delay: seconds that a pair may wait after its later row came; None: for the next settlement, whenever it is.
+    :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
+        whenever it is.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import Arrive, End, Status
@@ -164,7 +169,7 @@ class Confluence(ProgressiveJoin):
         memory: int,
         store: Store,
         *,
-        delay: float | None = None,
+        delay: float | str | timedelta | None = None,
         settling: Settling | None = None,
         grain: Grain | None = None,
     ) -> None:
@@ -183,7 +188,7 @@ class Confluence(ProgressiveJoin):
         self.budget.reservation("writing").grow(self._block_bytes)
         self._catalogue = self.budget.reservation("catalogue of runs")
         self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
-        self._fan_in = 4 if memory < _SMALL else 16
+        self._fan_in = 3 if memory < _TINY else 4 if memory < _SMALL else 16
         self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
         """The runs of each side, and who owes whom."""
         self.settled = [0, 0]
@@ -195,7 +200,7 @@ class Confluence(ProgressiveJoin):
         self._runs_changed = False
         """Whether runs may be ready to be merged that were not before."""
         self._written = 0
-        self._delay = delay
+        self._delay = None if delay is None else parse_seconds(delay, "delay")
         self._policy = settling or Settling()
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
@@ -209,7 +214,7 @@ class Confluence(ProgressiveJoin):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return 2 * cls._least_for_rows(spec)
+        return 2 * cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES
 
     def _divide(self, memory: int, widths: list[int], partitioned: bool, grain: Grain | None) -> Sizing:
         """Results go out in batches of a useful size, however little memory there is: up to a quarter of it."""
@@ -237,6 +242,13 @@ class Confluence(ProgressiveJoin):
             return None
         firsts = [self._came[side].first for side in (0, 1) if self.owes(side)]
         return min((first + self._delay for first in firsts if first is not None), default=None)
+
+    def report(self) -> Report:
+        """How late pairs were, and how many rows have yet to settle."""
+        if not any(self.runs) and not self.longest_wait:
+            return Report()
+        owing = sum(self.owing(side) for side in (0, 1)) if self.tables else 0
+        return Report(lateness=Lateness(*self.lateness.median_and_p99(), self.longest_wait, owing))
 
     @property
     def phase(self) -> str:
@@ -350,7 +362,17 @@ class Confluence(ProgressiveJoin):
             if task is not None:
                 return task
             self._full = False
-        return self._merge_task() if self._runs_changed else None
+        if self._runs_changed:
+            for side in (0, 1):
+                if self._has_too_many_runs(side):
+                    return self._settle_task(1 - side, "before a merge", urgent=True)
+            return self._merge_task()
+        return None
+
+    def _has_too_many_runs(self, side: int) -> bool:
+        """Whether runs wait to be merged for rows of the other side that owe some of them and not others."""
+        unmerged = sum(entry.level == 0 for entry in self.runs[side])
+        return unmerged > self._fan_in and (self._rows_owe(1 - side) or self._settling[1 - side] is not None)
 
     def _status(self) -> Status:
         status = super()._status()
@@ -361,7 +383,7 @@ class Confluence(ProgressiveJoin):
     def _has_urgent_work(self) -> bool:
         if self._full or any(self._is_due(side) for side in (0, 1)):
             return True
-        return self._runs_changed and any(self._runs_to_merge(side) for side in (0, 1))
+        return self._runs_changed and any(self._has_too_many_runs(side) or self._runs_to_merge(side) for side in (0, 1))
 
     def _make_room(self) -> Task | None:
         """Let rows leave memory; or what must be done before."""

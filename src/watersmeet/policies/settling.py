@@ -15,7 +15,7 @@ class Settling:
     >>> usual = Settling()
     >>> usual.is_worth_it(5_000, 100_000), usual.is_worth_it(5_000, 1_000_000), usual.is_worth_it(100, 100)
     (True, False, False)
-    >>> usual.can_wait(5_000, 100_000), usual.can_wait(5_000, 1_000_000)
+    >>> usual.can_wait(5_000, 50_000), usual.can_wait(5_000, 1_000_000)
     (False, True)
     """
 

@@ -93,7 +93,7 @@ class RowPlan:
 
     def original(self, column: int, array: pa.Array) -> pa.Array:
         """A stored column in its original type."""
-        return array if self._as_they_are[column] else from_stored(array, self._originals[column])
+        return from_stored(array, self._originals[column])
 
 
 class TableRows:

@@ -138,9 +138,7 @@ class RunWriter:
         self._write(text)
         self._write(_TRAILER.pack(start, description, description + len(text), checksum, _END_MARK))
         self._out.commit()
-        run = SortedRun(self._store, self.name, self._types)
-        run.trust()  # what was just written need not be read again to be known
-        return run
+        return SortedRun(self._store, self.name, self._types)
 
     def abort(self) -> None:
         """Leave nothing; harmless after `seal`."""
@@ -183,13 +181,6 @@ class SortedRun(AddressedRows):
         base = self._buffer.address
         self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0]], np.int64)
 
-    def trust(self) -> None:
-        """Take all that the run holds for what was written."""
-        self._unchecked[:] = False
-        self._unchecked_hashes[:] = False
-        self._blocks_unchecked = 0
-        self._trusted = True
-
     def _described(self) -> tuple[Int64, Mapping[str, Any]]:
         buffer, size = self._buffer, self._buffer.size
         if size < len(_HEADER) + _TRAILER.size:
@@ -206,7 +197,7 @@ class SortedRun(AddressedRows):
         return directory, json.loads(buffer.slice(description, end - description).to_pybytes())
 
     def _damaged(self, how: str) -> SegmentError:
-        return SegmentError(f"run {self.name!r} is damaged: {how}; {_REMEDY}")
+        return SegmentError(f"spill segment {self.name!r} cannot be used: {how}; {_REMEDY}")
 
     @property
     def nbytes(self) -> int:
@@ -236,8 +227,6 @@ class SortedRun(AddressedRows):
 
     def check_hashes(self, start: int, stop: int) -> None:
         """Make sure that hashes from `start` up to `stop` are what was written."""
-        if self._trusted:
-            return
         for stretch in range(start // _STRETCH, -(-stop // _STRETCH)):
             if self._unchecked_hashes[stretch]:
                 rows = min(_STRETCH, self.rows - stretch * _STRETCH)
@@ -245,6 +234,7 @@ class SortedRun(AddressedRows):
                 if kernels.checksum_on(kernels.START, at, 8 * rows) != self._stretches[stretch]:
                     raise self._damaged("its hashes were altered after they were written")
                 self._unchecked_hashes[stretch] = False
+        self._trusted = not self._unchecked_hashes.any()
 
     # --- rows ---
 

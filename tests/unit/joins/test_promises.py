@@ -351,7 +351,7 @@ def test_auto_relies_on_promises() -> None:
         assert result.progress.algorithm == "metadata_mjoin"
     with wm.join(news_table, hits_table, on="sno", memory="8 MiB") as result:
         assert result.table().num_rows == 2
-    assert result.progress.algorithm == "xjoin"
+    assert result.progress.algorithm == "confluence"
 
 
 def test_other_algorithms_take_the_rows_and_leave_the_punctuations() -> None:

@@ -24,7 +24,7 @@ class JoinFactory:
     >>> from watersmeet.core.spec import parse_on
     >>> schema = pa.schema({"id": pa.int64()})
     >>> JoinFactory.of(JoinSpec(schema, schema, parse_on("id")), "auto").algorithm
-    'xjoin'
+    'confluence'
     """
 
     spec: JoinSpec
