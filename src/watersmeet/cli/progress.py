@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from watersmeet.drivers.progress import Progress, format_seconds
+from watersmeet.drivers.progress import Progress, describe_lookup, format_seconds
 from watersmeet.memory import format_bytes
 
 LINE_EVERY = 2.0
@@ -31,7 +31,7 @@ def summary(progress: Progress) -> str:
         f"spilled {format_bytes(progress.spilled)}" if progress.spilled else "nothing spilled",
     ]
     if progress.lookup is not None:
-        parts[-1] = str(progress.lookup)
+        parts[-1] = describe_lookup(progress.lookup)
     if progress.algorithm:
         parts.append(progress.algorithm)
     return "; ".join(parts)
