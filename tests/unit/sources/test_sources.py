@@ -491,7 +491,7 @@ class TestIterators:
         assert sizes == [1024] * 48 + [50_000 - 48 * 1024]
 
     def test_the_reader_sets_the_pace(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(iterators, "threading", SimpleNamespace(Condition=Sleepers, Thread=threading.Thread))
+        monkeypatch.setattr(iterators, "threading", SimpleNamespace(**vars(threading) | {"Condition": Sleepers}))
         pulled = 0
 
         def counted() -> Iterator[dict[str, int]]:
