@@ -490,6 +490,20 @@ class TestIterators:
         sizes = [batch.num_rows for batch in source({"id": i} for i in range(50_000)).batches()]
         assert sizes == [1024] * 48 + [50_000 - 48 * 1024]
 
+    def test_dicts_that_come_in_time_come_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iterators, "GROUP_SECONDS", PATIENCE)  # however slow the machine, they come in time
+        monkeypatch.setattr(iterators, "threading", SimpleNamespace(**vars(threading) | {"Condition": Sleepers}))
+        reader = threading.current_thread()
+
+        def counted() -> Iterator[dict[str, int]]:
+            yield {"id": 0}
+            for i in range(1, 50):
+                until(lambda: made._pump and made._pump._changed.holds(reader), "the reader waits, though it has a row")
+                yield {"id": i}
+
+        made = source(counted())
+        assert [batch.num_rows for batch in made.batches()] == [50]
+
     def test_the_reader_sets_the_pace(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(iterators, "threading", SimpleNamespace(**vars(threading) | {"Condition": Sleepers}))
         pulled = 0
