@@ -14,7 +14,7 @@ import watersmeet as wm
 from watersmeet.checks.oracle.nested_loops import reference_combinations
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.protocol import Arrive, End, Stall, Status, patience_of
+from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.engine.multi_block_loop import OuterRows
 from watersmeet.engine.sizing import Grain
@@ -255,8 +255,8 @@ def test_a_loop_that_forgets_where_it_gave_way_repeats_results(monkeypatch: pyte
 
 
 def test_max_new_arrivals_is_the_patience_that_drivers_ask_for() -> None:
-    assert patience_of(Miner(chain(), 1 << 20, MemoryStore(), max_new_arrivals=1000)) == 1000
-    assert patience_of(Miner(chain(), 1 << 20, MemoryStore())) == 0
+    assert Miner(chain(), 1 << 20, MemoryStore(), max_new_arrivals=1000).patience == 1000
+    assert Miner(chain(), 1 << 20, MemoryStore()).patience == 0
     with pytest.raises(SpecError, match="max_outer_blocks 1 or more"):
         Miner(chain(), 1 << 20, MemoryStore(), max_outer_blocks=0)
 
