@@ -87,15 +87,16 @@ class Trial:
         self.pairs = found.total()
 
     def running(self) -> tuple[int, Note]:
-        """At a random moment, a process that is inside a task of the join, and what it is at."""
+        """At a random moment, a process that is inside a task of the join, held there, and what it is at."""
         for _ in range(20):
             self.work.offer(files=1)
             time.sleep(self.rng.uniform(0, 1))
             if self.job.wait_running(timeout=20) is not None:
                 time.sleep(self.rng.uniform(0, 0.5))
                 found = self.job.wait_running(timeout=0.5)
-                if found is not None:
-                    return found
+                held = None if found is None else self.job.hold(found[0])
+                if found is not None and held is not None:
+                    return found[0], held
             self.job.drain()  # says what is wrong if the query has ended
         raise AssertionError("the query takes in files, but no task of the join was ever seen")
 
@@ -132,9 +133,11 @@ def kill_executor(trial: Trial) -> str:
         pid, note = trial.running()
         executor = trial.job.executor_of(pid)
         if executor is None:
+            trial.job.let_go(pid)
             return ""
         orphans = {child.pid for child in executor.children(recursive=True)}
         at = _kill(executor)
+        trial.job.let_go(pid)
         trial.check()
         again = _again(trial.job, note, at)
         if again is None:
@@ -154,9 +157,10 @@ def kill_executor(trial: Trial) -> str:
 
 def kill_driver(trial: Trial) -> str:
     """SIGKILL of the driver, Python and JVM, and a restart from the checkpoint at once."""
-    _, note = trial.running()
+    pid, note = trial.running()
     at = time.time()
     jvm = trial.job.kill_driver()
+    trial.job.let_go(pid)
     trial.job.start()
     trial.check()
     again = [each for each in trial.job.journal() if each.batch == note.batch and each.run != note.run and each.at > at]

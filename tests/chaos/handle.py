@@ -22,6 +22,7 @@ from chaos.job import ANSWER
 from chaos.verbs import VERBS
 from chaos.watched import Note, read_journal
 from chaos.work import rows_of
+from waiting import PATIENCE, until
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _TESTS = Path(__file__).parents[1]
@@ -66,10 +67,10 @@ class Job:
         self._answers = queue.Queue()
         self._reader = threading.Thread(target=_pass_on, args=(self._process.stdout, self._answers), daemon=True)
         self._reader.start()
-        self._answer("to its start", 300)
+        self._answer("to its start", 2 * PATIENCE)
         self.tell("start")
 
-    def tell(self, what: str, timeout: float = 240) -> dict[str, Any]:
+    def tell(self, what: str, timeout: float = 2 * PATIENCE) -> dict[str, Any]:
         """Tell the driver to do something, and wait for the answer."""
         self.order(what)
         return self._answer(f"to {what!r}", timeout)
@@ -105,7 +106,7 @@ class Job:
         assert self._process is not None
         self._look()
         with suppress(Died):
-            self.tell("quit", 60)
+            self.tell("quit", PATIENCE)
         self.kill_all()
 
     # -- what runs
@@ -128,6 +129,22 @@ class Job:
                 return found
             time.sleep(0.01)
         return None
+
+    def hold(self, pid: int) -> Note | None:
+        """Stop a process in the midst of its task, for it might be done before it is killed; None if it is done."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE), f"process {pid} stops")
+            with suppress(FileNotFoundError):
+                return Note(**json.loads((self.place / "running" / str(pid)).read_text()))
+            self.let_go(pid)
+        return None
+
+    def let_go(self, pid: int) -> None:
+        """Let a process that is held, if it is still there, go on."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     def executor_of(self, pid: int) -> psutil.Process | None:
         """The executor above a Python worker."""
@@ -169,13 +186,13 @@ class Job:
         self._end()
         self._end_known()
         if self._reader is not None:
-            self._reader.join(30)
+            self._reader.join(PATIENCE)
 
     def _end(self) -> None:
         """End the driver's Python process, and what was said to it and by it."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(PATIENCE)
             with suppress(BrokenPipeError):
                 self._process.stdin.close()  # type: ignore[union-attr]
             self._process = None
@@ -196,7 +213,7 @@ class Job:
         for process in self._known.values():
             with suppress(psutil.Error):
                 process.kill()  # psutil makes sure that the number is still that process's
-        psutil.wait_procs(self._known.values(), 30)
+        psutil.wait_procs(self._known.values(), PATIENCE)
         self._known.clear()
 
 
@@ -210,11 +227,7 @@ def _is_alive(process: psutil.Process) -> bool:
 def kill(process: psutil.Process) -> None:
     """SIGKILL a process and make sure that it died of it."""
     process.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 30
-    while _is_alive(process):
-        if time.monotonic() > end:
-            raise AssertionError(f"process {process.pid} outlived SIGKILL")
-        time.sleep(0.005)
+    until(lambda: not _is_alive(process), f"process {process.pid} dies of SIGKILL")
 
 
 def _pass_on(lines: Any, answers: queue.Queue[str | None]) -> None:

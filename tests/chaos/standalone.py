@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pyspark
 
+from waiting import PATIENCE
+
 _CLASSES = "org.apache.spark.deploy"
 _HOSTS = ("127.0.0.1", "127.0.0.2")
 
@@ -40,7 +42,7 @@ class Standalone:
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
-            process.wait(30)
+            process.wait(PATIENCE)
 
     def _begin(self, name: str, main: str, *given: str) -> Path:
         home = Path(pyspark.__file__).parent
@@ -55,7 +57,7 @@ class Standalone:
         return log
 
 
-def _found(log: Path, pattern: str, timeout: float = 90) -> str:
+def _found(log: Path, pattern: str, timeout: float = PATIENCE) -> str:
     """What a log says, as soon as it says it."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:

@@ -14,19 +14,13 @@ from pyspark.sql import functions as fn
 
 from spark.whims import Whims
 from watersmeet import Relation
-from watersmeet.spark import (
-    join,
-    join_plan,
-    lookup_join,
-    lookup_plan,
-    master_task,
-    multi_plan,
-    multijoin,
-    parallel_join,
-    parallel_plan,
-    window_join,
-    window_plan,
-)
+from watersmeet.spark import join, lookup_join, multijoin, parallel_join, window_join
+from watersmeet.spark.plan import join as join_plan
+from watersmeet.spark.plan import lookup_join as lookup_plan
+from watersmeet.spark.plan import multijoin as multi_plan
+from watersmeet.spark.plan import parallel_join as parallel_plan
+from watersmeet.spark.plan import window_join as window_plan
+from watersmeet.spark.rebalance import master_task
 from watersmeet.spark.rebalance.master_task import MasterTask
 from watersmeet.spark.rebalance.routing import Routing
 

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from waiting import PATIENCE
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.relation_versions import BatchVersions
 
@@ -96,7 +97,7 @@ class Watch:
 
     def _wait_for_the_other(self, until: str) -> None:
         """Wait until another attempt at this task has reached a step."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for note in read_journal(self._place):
                 other = (note.run, note.batch, note.group) == (self._run, self._batch, self._group)

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet.spill
+from waiting import is_in, until
 from watersmeet.cli import main as cli
 from watersmeet.spill import FaultyStore, FileStore, flip_byte, truncate_at
 
@@ -283,19 +282,12 @@ from watersmeet.cli import main as cli
 
 def rows():
     yield from ({"id": i, "text": "x" * 100} for i in range(20_000))
-    time.sleep(600)
+    time.sleep(3600)
 
 as_source = opening.as_source
 opening.as_source = lambda data, name: as_source(rows() if data == "stuck" else data, name)
 cli.main()
 """
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="nobody can be killed here")
@@ -309,7 +301,7 @@ def test_what_a_killed_run_spilled_is_swept_by_the_next(inputs: Path, tmp_path: 
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     try:
-        wait_for(lambda: process.poll() is not None or any(path.name.startswith("run-") for path in spill.rglob("*")))
+        until(lambda: process.poll() is not None or is_in(spill, "run-*"), "it spills")
         assert process.poll() is None
     finally:
         process.kill()

@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from waiting import PATIENCE, ended, until
 from watersmeet.cli import main as cli
 from watersmeet.cli import progress as cli_progress
 from watersmeet.drivers.progress import Progress
@@ -241,19 +240,12 @@ from watersmeet.cli import main as cli
 
 def some_rows_and_then_nothing():
     yield from ({"id": i} for i in range(100))
-    time.sleep(600)
+    time.sleep(3600)
 
 as_source = opening.as_source
 opening.as_source = lambda data, name: as_source(some_rows_and_then_nothing() if data == "stuck" else data, name)
 cli.main()
 """
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["silent", "busy"])
@@ -267,13 +259,11 @@ def test_a_signal_leaves_nothing_behind(kind: str, number: signal.Signals, code:
         command = [*COMMAND, *changed(left="same.parquet", right="same.parquet")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: process.poll() is not None or len(left_behind(here)) == 3)
+        until(lambda: process.poll() is not None or len(left_behind(here)) == 3, "it has spilled and begun its output")
         assert process.poll() is None, process.communicate()
         assert len(left_behind(here)) == 3
         process.send_signal(number)
-        start = time.monotonic()
-        output, error = process.communicate(timeout=20)
-        assert time.monotonic() - start < 5
+        output, error = ended(process, f"it was sent {number.name}")
     finally:
         process.kill()
         process.communicate()
@@ -303,7 +293,7 @@ sinks.check_target = check_and_forget
 
 def test_a_signal_that_python_swallows_is_not_lost(here: Path) -> None:
     line = [sys.executable, "-c", DEAF + STUCK, *changed(left="stuck")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
     assert left_behind(here) == []
 

@@ -6,20 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from waiting import IdleTime, ended, is_in, until
 from watersmeet.cli import main as cli
+from watersmeet.demo import embedded
 from watersmeet.demo.embedded import TIMING, differences
 from watersmeet.demo.record import Record
 from watersmeet.demo.report import shortcomings
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, at_best, silences
+from watersmeet.drivers import inbox, live
 from watersmeet.drivers.progress import Progress
+from watersmeet.sources import schedules
 from watersmeet.sources.schedules import Schedule
 
 SMALL = ["demo", "--engine", "local", "--rows", "6000", "--memory", "512KiB"]
@@ -49,8 +54,14 @@ def rows_of(table: pa.Table) -> Counter[tuple[object, ...]]:
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_small_demo_spills_reacts_draws_and_is_verified(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([*SMALL, "--out", "deep/er", "--seed", "3"]) == 0
+def test_a_small_demo_spills_reacts_draws_and_is_verified(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with IdleTime() as clock:
+        for module in (embedded, live, schedules):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(inbox, "threading", SimpleNamespace(**vars(threading) | {"Condition": clock.condition}))
+        assert cli.run([*SMALL, "--out", "deep/er", "--seed", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     figures = {cells[1].strip(): cells[2].strip() for line in lines if len(cells := line.split("│")) == 4}
     assert figures["orders"] == "6,000 rows" and figures["shipments"] == "4,800 rows"
@@ -90,20 +101,40 @@ def test_what_cannot_be_is_refused(
     assert not list(here.iterdir())
 
 
+STUCK = """
+import time
+from watersmeet.cli import main as cli
+from watersmeet.sources.schedules import Schedule
+
+paced = Schedule.paced
+
+def paced_and_never_at_an_end(self, side, **more):
+    yield from paced(self, side, **more)
+    time.sleep(3600)
+
+Schedule.paced = paced_and_never_at_an_end
+cli.main()
+"""
+
+
+def has_spilled_and_begun(here: Path, spill: Path) -> bool:
+    return any(here.glob("out/.*.part")) and is_in(spill, "run-*")
+
+
 def test_an_interrupt_leaves_no_spill_and_no_half_result(here: Path) -> None:
     spill = here / "spill"
     spill.mkdir()
-    command = [sys.executable, "-m", "watersmeet.cli.main", *SMALL, "--rows", "20000", "--out", "out"]
+    command = [sys.executable, "-c", STUCK, *SMALL, "--rows", "20000", "--out", "out"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(spill)}
     )
     try:
-        give_up = time.monotonic() + 240  # the kernels may have to be compiled first
-        while not (any(here.glob("out/.*.part")) and any(spill.rglob("run-*"))):
-            assert time.monotonic() < give_up, "it never spilled"
-            time.sleep(0.05)
+        until(
+            lambda: process.poll() is not None or has_spilled_and_begun(here, spill), "it spills and begins its output"
+        )
+        assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = ended(process, "it was interrupted")
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGINT

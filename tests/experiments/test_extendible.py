@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
-from experiments.extendible import MOST_DEPTH, ExtendibleDirectory
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from watersmeet.cli import reproduce
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(reproduce.find_experiments().parent))
+    extendible = importlib.import_module("experiments.extendible")
+MOST_DEPTH = extendible.MOST_DEPTH
 
 
 class Rows:
@@ -13,7 +22,7 @@ class Rows:
 
     def __init__(self, theta: int) -> None:
         self.hashes = np.empty(0, np.uint64)
-        self.directory = ExtendibleDirectory(theta)
+        self.directory = extendible.ExtendibleDirectory(theta)
 
     def count(self, bits: int, depth: int) -> int:
         return int(np.count_nonzero((self.hashes & np.uint64((1 << depth) - 1)) == np.uint64(bits)))

@@ -16,6 +16,10 @@ import pytest
 
 _LEAST_JAVA = 17
 
+# A virtual machine that lives for minutes and joins a few thousand rows spends most of its time compiling: a simple
+# compiler and a simple collector take half the processor time. This holds for all that is started by `spark-submit`.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 
 def _java_version() -> int:
     home = os.environ.get("JAVA_HOME")

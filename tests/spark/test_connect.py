@@ -21,6 +21,6 @@ def test_batch_and_streaming_joins_under_spark_connect(tmp_path: Path) -> None:
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
+        env=environment, capture_output=True, text=True, timeout=480, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

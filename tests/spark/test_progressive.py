@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark.frames import rows_in
+from waiting import PATIENCE, until
 from watersmeet.core.spec import band
 from watersmeet.spark import join, register, with_events
 
@@ -104,13 +105,23 @@ def test_rows_spill_and_every_pair_comes_once_by_the_last_end(spark: Any, tmp_pa
 
 def test_a_restart_and_a_replay_of_the_last_batch(spark: Any, tmp_path: Path) -> None:
     streams = Ending(spark, tmp_path)
-    writer = streams.joined((400, 300)).writeStream.foreachBatch(streams.see)
+    stopped = threading.Event()
+
+    def see(frame: Any, number: int) -> None:
+        streams.see(frame, number)
+        if number == 5:  # far enough
+            assert stopped.wait(PATIENCE), "the query is not stopped"
+
+    writer = streams.joined((400, 300)).writeStream.foreachBatch(see)
     checkpoint = tmp_path / "checkpoint"
     query = writer.trigger(processingTime="0 seconds").option("checkpointLocation", str(checkpoint)).start()
-    while not query.lastProgress or query.lastProgress["batchId"] < 2:
-        assert query.isActive
-        time.sleep(0.1)
-    query.stop()
+    until(lambda: not query.isActive or (query.lastProgress or {}).get("batchId", 0) >= 2, "some batches are done")
+    assert query.isActive
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    until(lambda: not query.isActive, "the query knows that it is to stop")
+    stopped.set()
+    stopping.join()
     done = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
     assert done < 9
     # The driver fails before it has noted that the batch is done: the batch is run again, with other memory and fuel.

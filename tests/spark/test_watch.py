@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from pyspark.sql import Row
 from rich.console import Console
 
+from waiting import PATIENCE
 from watersmeet.spark.io.watch import Watch, picture
 from watersmeet.spark.task.delays import CLASSES, percentile
 from watersmeet.spark.task.figures import SCALARS, figures
@@ -44,13 +45,29 @@ def test_batches_are_added_up_and_a_repeated_one_counts_once() -> None:
     )
 
 
-def test_it_waits_for_the_last_events_of_queries_that_have_ended_and_is_silent_after_that() -> None:
+def test_it_waits_for_the_last_events_of_queries_that_have_ended_and_is_silent_after_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("watersmeet.spark.io.watch._PATIENCE", PATIENCE)
     out, removed = io.StringIO(), []
-    streams = SimpleNamespace(active=[], addListener=lambda _: None, removeListener=removed.append)
-    session: Any = SimpleNamespace(streams=streams, _sc=None)
+    asked = threading.Event()
+
+    class Streams:
+        def addListener(self, listener: Any) -> None:
+            pass
+
+        def removeListener(self, listener: Any) -> None:
+            removed.append(listener)
+
+        @property
+        def active(self) -> list[Any]:
+            asked.set()
+            return []
+
+    session: Any = SimpleNamespace(streams=Streams(), _sc=None)
 
     def late(watch: Watch) -> None:
-        time.sleep(0.3)
+        assert asked.wait(PATIENCE), "the watch was left, and did not look which queries have ended"
         watch.onQueryProgress(_event(0))
         watch.onQueryTerminated(SimpleNamespace(runId="run"))
 

@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
+from waiting import until
 from watersmeet.api import sinks
 from watersmeet.drivers.live import queue_bytes
 from watersmeet.planner import ALGORITHMS
@@ -120,7 +120,7 @@ def test_leaving_a_with_block_stops_the_join(tmp_path: Path) -> None:
         assert next(iter(result)).num_rows
     assert result.progress.phase == "closed"
     assert not list(tmp_path.iterdir())
-    assert list_readers() == []
+    await_no_reader()
 
 
 def test_leaving_a_loop_stops_the_join_while_the_result_is_kept(tmp_path: Path) -> None:
@@ -130,18 +130,12 @@ def test_leaving_a_loop_stops_the_join_while_the_result_is_kept(tmp_path: Path) 
         assert list(tmp_path.iterdir())
         break
     assert not list(tmp_path.iterdir())
-    assert list_readers() == []
+    await_no_reader()
     assert result.progress.phase == "closed"
 
 
-def list_readers() -> list[str]:
-    until = time.monotonic() + 2
-    while time.monotonic() < until:
-        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("watersmeet-read-")]
-        if not names:
-            return []
-        time.sleep(0.005)
-    return names
+def await_no_reader() -> None:
+    until(lambda: not any(t.name.startswith("watersmeet-read-") for t in threading.enumerate()), "all readers end")
 
 
 # -- checks before any row is read -------------------------------------------------------------------------------------
@@ -174,7 +168,7 @@ def test_mistakes_are_told_before_any_row_is_read(change: dict[str, object], err
     given: dict[str, object] = {"left": ORDERS, "right": wm.source(never(), name="right", schema=KNOWN), **change}
     with pytest.raises(error, match=says):
         join(**given)
-    assert list_readers() == []
+    await_no_reader()
 
 
 def test_a_file_is_called_by_its_path(tmp_path: Path) -> None:
@@ -190,7 +184,7 @@ def test_mistakes_about_an_iterator_are_told_at_first_use() -> None:
     result = join(right=iter([{"ident": 1}]))
     with pytest.raises(wm.SpecError, match="join column 'id' is not in right"):
         result.table()
-    assert list_readers() == []
+    await_no_reader()
 
 
 @pytest.mark.parametrize("algorithm", ["auto", *sorted(set(ALGORITHMS) - {"reference"})])
@@ -208,7 +202,7 @@ def test_a_budget_that_is_too_small_says_what_would_do(algorithm: str, tmp_path:
 def test_a_spill_directory_that_is_none_is_an_error() -> None:
     with pytest.raises(wm.SpillError, match="/no/such/place"):
         join(spill="/no/such/place").table()
-    assert list_readers() == []
+    await_no_reader()
 
 
 # -- failures on the way -----------------------------------------------------------------------------------------------
@@ -234,7 +228,7 @@ def test_a_disk_that_takes_no_more_spill_is_told_and_left_clean(tmp_path: Path) 
     with files_no_larger_than(4096), pytest.raises(wm.SpillError, match=r"(?i)full|large|room"):
         result.table()
     assert not list(tmp_path.iterdir())
-    assert list_readers() == []
+    await_no_reader()
 
 
 def test_spilling_shows_in_the_progress_and_is_gone_afterwards(tmp_path: Path) -> None:
@@ -316,7 +310,7 @@ def test_a_disk_that_takes_no_more_leaves_the_existing_file(ending: str, size: i
     with files_no_larger_than(size), pytest.raises(wm.WatersmeetError, match=rf"cannot write .*out\.{ending}: .+"):
         result.write(path)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"precious"]
-    assert list_readers() == []
+    await_no_reader()
 
 
 def test_an_existing_file_is_replaced_and_a_link_followed(tmp_path: Path) -> None:

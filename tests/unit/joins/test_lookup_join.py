@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
+from waiting import PATIENCE
 from watersmeet.cli.main import run
 from watersmeet.core.lookup import LookupSpec, lookup_conditions
 from watersmeet.core.protocol import Arrive, End, Stall, Status
@@ -118,7 +118,7 @@ def test_rows_see_every_change_that_came_before_them(tmp_path: Path) -> None:
     def stream() -> Iterator[dict[str, int]]:
         for n in range(12):
             if n:
-                assert answered.acquire(timeout=30)
+                assert answered.acquire(timeout=PATIENCE), f"row {n - 1} is not answered"
             writer.upsert([{"sku": n % 3, "name": f"name {n}"}])
             yield {"sku": n % 3, "n": n}
 
@@ -323,13 +323,18 @@ def test_a_snapshot_of_a_version_that_is_gone_is_refused() -> None:
 
 def test_a_slow_stream_is_answered_in_its_pauses(tmp_path: Path) -> None:
     relation = wm.Relation.build(products(), on="sku", path=tmp_path / "r")
+    answered = threading.Semaphore(0)
+    sent = 0
 
     def slow() -> Iterator[dict[str, int]]:
+        nonlocal sent
         for n in range(3):
+            sent += 1
             yield {"sku": n, "n": n}
-            time.sleep(0.3)
+            assert answered.acquire(timeout=PATIENCE), f"row {n} is not answered before the next one comes"
 
-    times = []
-    for batch in wm.lookup_join(wm.source(slow(), batch_rows=1), relation):
-        times += [time.monotonic()] * batch.num_rows
-    assert len(times) == 3 and times[1] - times[0] > 0.15 and times[2] - times[1] > 0.15
+    for n, batch in enumerate(wm.lookup_join(wm.source(slow(), batch_rows=1), relation)):
+        assert batch["n"].to_pylist() == [n]
+        assert sent == n + 1, "the stream still pauses"
+        answered.release()
+    assert sent == 3

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import PATIENCE
+
 MODULE = """
 import sys
 import numpy as np
@@ -37,8 +39,8 @@ def run(folder: Path, kinds: list[str]) -> subprocess.Popen[bytes]:
 def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path: Path) -> None:
     (tmp_path / "summing.py").write_text(MODULE)
     together = [run(tmp_path, [kind]) for kind in KINDS]
-    assert [process.wait(120) for process in together] == [0] * len(KINDS)
+    assert [process.wait(PATIENCE) for process in together] == [0] * len(KINDS)
     saved = sorted(tmp_path.rglob("summing.total*.nbc"))
     assert len(saved) == len(KINDS), "each version has a file of its own"
     afterwards = run(tmp_path, KINDS[::-1])
-    assert afterwards.wait(120) == 0
+    assert afterwards.wait(PATIENCE) == 0

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from waiting import PATIENCE
 
 DRIVERS = {"adbc": "adbc_driver_postgresql", "psycopg": "psycopg", "sqlalchemy": "sqlalchemy"}
 ROWS = 1_500
@@ -51,7 +52,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     place = Path("/tmp") / f"watersmeet-postgres-{os.getpid()}"  # a socket's path must be short
     place.mkdir()
     # PostgreSQL does not run as root: then it is somebody without any rights.
-    options: dict[str, Any] = {"check": True, "capture_output": True, "timeout": 60}
+    options: dict[str, Any] = {"check": True, "capture_output": True, "timeout": PATIENCE}
     if os.getuid() == 0:
         options["user"] = "nobody"
         shutil.chown(place, "nobody")

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from waiting import Clock
 from watersmeet.core.errors import SpecError
 from watersmeet.sources import generators, schedules
 from watersmeet.sources.schedules import Schedule
@@ -208,13 +209,18 @@ class TestSchedule:
         with pytest.raises(SpecError, match=told):
             Schedule([self.TABLE], [np.array(each) for each in times])
 
-    def test_paced_keeps_to_the_times(self) -> None:
+    def test_paced_keeps_to_the_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock()
+        monkeypatch.setattr(schedules, "time", clock)
         schedule = Schedule([self.TABLE], [np.array([0.0, 0.0, 1.0, 2.0])])
-        start = time.monotonic()
-        came = [(time.monotonic() - start, batch.num_rows) for batch in schedule.paced(0, speed=4)]
-        assert [rows for _, rows in came] == [2, 1, 1]
-        for (when, _), due in zip(came, (0.0, 0.25, 0.5), strict=True):
-            assert due <= when < due + 0.2
+        start = clock.now
+        came = [(clock.now - start, batch.num_rows) for batch in schedule.paced(0, speed=4)]
+        assert came == [(0.0, 2), (0.25, 1), (0.5, 1)]
+        slow = schedule.paced(0, speed=4, start=clock.now)
+        assert next(slow).num_rows == 2
+        clock.now += 0.375  # whoever asks was away: the row is late, and the next one is in time all the same
+        assert next(slow).num_rows == 1 and clock.now - start == 0.875
+        assert next(slow).num_rows == 1 and clock.now - start == 1.0
 
     def test_paced_gives_at_once_what_is_due(self) -> None:
         table = pa.table({"id": range(1000)})

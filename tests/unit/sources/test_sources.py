@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import polars as pl
@@ -19,8 +19,9 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from waiting import PATIENCE, Sleepers, until
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError
-from watersmeet.sources import Source, as_source, source
+from watersmeet.sources import Source, as_source, iterators, source
 from watersmeet.sources.base import pieces
 from watersmeet.sources.conform import conform
 
@@ -459,13 +460,12 @@ class TestIterators:
 
         def slow() -> Iterator[dict[str, int]]:
             yield {"id": 1}
-            assert gate.wait(10)
+            assert gate.wait(PATIENCE), "the first row was not given before the second"
             yield {"id": 2}
 
+        assert iterators.GROUP_SECONDS < 0.05
         batches = source(slow(), schema=pa.schema({"id": pa.int64()})).batches()
-        start = time.monotonic()
         assert next(batches).to_pylist() == [{"id": 1}]
-        assert time.monotonic() - start < 0.05
         gate.set()
         assert [batch.to_pylist() for batch in batches] == [[{"id": 2}]]
 
@@ -474,7 +474,7 @@ class TestIterators:
 
         def bursty() -> Iterator[dict[str, int]]:
             yield from ({"id": i} for i in range(5000))
-            assert gate.wait(10)
+            assert gate.wait(PATIENCE), "the end of the burst was held back"
 
         seen = 0
         batches = source(bursty()).batches()
@@ -485,12 +485,27 @@ class TestIterators:
         gate.set()
         assert list(batches) == []
 
-    def test_fast_dicts_come_in_groups(self) -> None:
+    def test_fast_dicts_come_in_groups(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iterators, "GROUP_SECONDS", PATIENCE)  # however slow the machine, they are fast
         sizes = [batch.num_rows for batch in source({"id": i} for i in range(50_000)).batches()]
-        assert sum(sizes) == 50_000
-        assert len(sizes) < 1000
+        assert sizes == [1024] * 48 + [50_000 - 48 * 1024]
 
-    def test_the_reader_sets_the_pace(self) -> None:
+    def test_dicts_that_come_in_time_come_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iterators, "GROUP_SECONDS", PATIENCE)  # however slow the machine, they come in time
+        monkeypatch.setattr(iterators, "threading", SimpleNamespace(**vars(threading) | {"Condition": Sleepers}))
+        reader = threading.current_thread()
+
+        def counted() -> Iterator[dict[str, int]]:
+            yield {"id": 0}
+            for i in range(1, 50):
+                until(lambda: made._pump and made._pump._changed.holds(reader), "the reader waits, though it has a row")
+                yield {"id": i}
+
+        made = source(counted())
+        assert [batch.num_rows for batch in made.batches()] == [50]
+
+    def test_the_reader_sets_the_pace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iterators, "threading", SimpleNamespace(**vars(threading) | {"Condition": Sleepers}))
         pulled = 0
 
         def counted() -> Iterator[dict[str, int]]:
@@ -499,9 +514,11 @@ class TestIterators:
                 yield {"id": pulled}
 
         made = source(counted())
-        given = next(made.batches()).num_rows
-        time.sleep(0.05)
-        assert pulled <= given + 1024 + 1
+        batches = made.batches()  # to be kept: without it the source is closed
+        given = next(batches).num_rows
+        pump = made._pump
+        until(lambda: pump._changed.holds(pump._thread) or pump._ended, "the thread has pulled all that it will")
+        assert given + 1024 <= pulled <= given + 1024 + 1
         made.close()
 
     def test_close_ends_a_waiting_reader_and_the_generator(self) -> None:
@@ -510,7 +527,7 @@ class TestIterators:
         def waiting() -> Iterator[dict[str, int]]:
             try:
                 yield {"id": 1}
-                gate.wait(10)
+                assert gate.wait(PATIENCE), "the reader was not ended before the generator went on"
                 yield {"id": 2}
             finally:
                 cleaned.set()
@@ -522,11 +539,11 @@ class TestIterators:
         reader = threading.Thread(target=lambda: rest.extend(batches))
         reader.start()
         made.close()
-        reader.join(5)
-        assert not reader.is_alive()
+        until(lambda: not reader.is_alive(), "the reader ends")
+        assert not cleaned.is_set(), "and did so although the generator waits"
         assert rest == []
         gate.set()
-        assert cleaned.wait(5)
+        until(cleaned.is_set, "the generator is closed")
 
     def test_schema_comes_from_the_first_item(self) -> None:
         made = source(iter([{"id": 1, "name": "x"}, {"id": 2}]), name="left")

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from waiting import ended
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
 from watersmeet.spill import FaultyStore, FileStore, MemoryStore, Store, StoreWriter, flip_byte, truncate_at
 from watersmeet.spill import private_directory as private
@@ -357,7 +358,7 @@ def test_a_pickled_store_is_a_handle_that_owns_nothing(tmp_path: Path) -> None:
 
 
 CHILD = """
-import sys, time
+import sys
 from watersmeet.spill import FileStore
 store = FileStore(sys.argv[1])
 for name in ("a", "b"):
@@ -369,13 +370,14 @@ print(store.path, flush=True)
 if sys.argv[2] == "raise":
     raise RuntimeError("on purpose")
 if sys.argv[2] == "wait":
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def start(parent: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(parent), then],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -408,7 +410,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     child, path = start(tmp_path, "wait")
     assert path.exists()
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=30)
+    _, errors = ended(child, "it was interrupted")
     assert "KeyboardInterrupt" in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -435,7 +437,7 @@ def test_an_interruption_while_the_directory_is_made_leaves_nothing(
 @pytest.mark.parametrize("then", ["end", "raise"])
 def test_the_end_of_the_interpreter_leaves_nothing(tmp_path: Path, then: str) -> None:
     child, _ = start(tmp_path, then)
-    child.communicate(timeout=30)
+    ended(child, "it has nothing more to do")
     assert (child.returncode != 0) == (then == "raise")
     assert list(tmp_path.iterdir()) == []
 
