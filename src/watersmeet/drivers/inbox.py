@@ -26,8 +26,6 @@ BATCH_ROWS = 31
 would only take the interpreter from the consumer."""
 BATCH_BYTES, COLUMN_BYTES = 512, 256
 """What a batch and each of its columns take beside the rows."""
-LEAST_PIECE_ROWS = 256
-"""Cutting finer frees no memory (a piece keeps its whole batch alive) and costs time."""
 TOGETHER_ROWS = 4096
 """Batches that wait are put together up to so many rows: then an operator's work for each batch weighs little."""
 SMALL = 1024
@@ -171,7 +169,7 @@ class Inbox:
     def cut(self, batch: pa.RecordBatch, size: int) -> Iterator[Piece]:
         """Slices of a batch that fit the queue, each with its share of the bytes."""
         rows: int = batch.num_rows
-        step = min(self.piece_rows, max(LEAST_PIECE_ROWS, rows * self.piece_bytes // max(size, 1)))
+        step = max(1, min(self.piece_rows, rows * self.piece_bytes // max(size, 1)))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             share = size * stop // rows - size * start // rows

@@ -364,3 +364,14 @@ def test_every_public_name_is_there() -> None:
     assert callable(wm.simulate)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = wm.nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rows", [100, 256, 2000])
+def test_the_budget_holds_however_large_the_batches_are(rows: int) -> None:
+    """Batches that are larger than a queue's share are cut finer, and no more of them is let in."""
+    tables = [pa.table({"id": range(6000), name: ["x" * 70] * 6000}) for name in "lr"]
+    sources = [wm.source(iter(table.to_batches(max_chunksize=rows)), schema=table.schema) for table in tables]
+    with join(*sources, on="id", memory="512 KiB") as result:
+        assert sum(batch.num_rows for batch in result) == 6000
+    assert result.progress.spilled > 0
+    assert result.progress.peak <= result.progress.budget
