@@ -37,8 +37,10 @@ def bounded(settings: Settings) -> Iterator[Figure]:
     largest = next(iter(budgets(settings)))
     peer = _total(runs.get("duckdb"))
     for name in budgets(settings):
-        target = Target("<=", 1.5, of_ratio=True) if name == largest else None
-        yield Figure(f"total in {name}", _total(runs[name]), "s", peer if name == largest else None, target)
+        target = Target("<=", 1.0, of_ratio=True) if name == largest else None
+        own = None if name == largest else _total(runs[largest])
+        target = target or Target("<=", 1.3, of_ratio=True)
+        yield Figure(f"total in {name}", _total(runs[name]), "s", peer if name == largest else own, target)
         yield Figure(f"until all arrived, {name}", middle(_done(runs[name]), lambda run: run.arrived), "s")
         yield Figure(f"first result, {name}", middle(_done(runs[name]), lambda run: 1e3 * run.first), "ms")
         yield Figure(f"spilled, {name}", middle(_done(runs[name]), lambda run: run.spilled / 1e6), "MB")

@@ -17,6 +17,7 @@ from benchmarks.online import online
 from benchmarks.purge import purge
 from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
+from benchmarks.short import short
 from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_cluster import spark_cluster
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "small-batches": small_batches,
     "skew": skew,
     "bounded": bounded,
+    "short": short,
     "lookup": lookup,
     "memory": memory,
     "multiway": multiway,

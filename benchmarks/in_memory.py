@@ -23,8 +23,8 @@ def inmemory(settings: Settings) -> Iterator[Figure]:
     rows = settings.rows(1_000_000)
     left, right = (table(generators.uniform(rows, rows, seed), seed) for seed in (1, 2))
     runs = compete(left, right, AMPLE, settings)
-    yield from totals(runs, 0.8)
-    yield from firsts(runs, 0.2)
+    yield from totals(runs, 0.75)
+    yield from firsts(runs, 0.05)
     yield exact(runs, left, right)
 
 
@@ -33,7 +33,7 @@ def inmemory_large(settings: Settings) -> Iterator[Figure]:
     rows = settings.rows(5_000_000)
     left, right = (table(generators.unique(rows, seed), seed) for seed in (1, 2))
     runs = compete(left, right, 2 * AMPLE, settings)
-    yield from totals(runs, 1.2)
+    yield from totals(runs, 0.9)
     yield from firsts(runs, None)
     yield exact(runs, left, right)
 
@@ -45,7 +45,7 @@ def skew(settings: Settings) -> Iterator[Figure]:
     runs = compete(left, right, SMALL, settings)
     yield from totals(runs, 0.6)
     yield from firsts(runs, None)
-    peak = max(run.peak for run in runs["xjoin"])
+    peak = max(run.peak for run in runs["confluence"])
     yield Figure(f"peak memory of {format_bytes(SMALL)}", peak / 1e6, "MB", target=Target("<=", SMALL / 1e6))
     yield exact(runs, left, right)
 
@@ -54,9 +54,12 @@ def compete(left: pa.Table, right: pa.Table, memory: int, settings: Settings) ->
     """Both operators, the live driver, and the peer."""
     spec = spec_of(left.schema, right.schema)
     batches = [side.to_batches(max_chunksize=BATCH_ROWS) for side in (left, right)]
-    contestants: dict[str, Callable[[], Run]] = {"xjoin": lambda: drive(spec, arrivals(*batches), memory, "xjoin")}
+    contestants: dict[str, Callable[[], Run]] = {
+        "confluence": lambda: drive(spec, arrivals(*batches), memory, "confluence")
+    }
     if settings.peers:
         contestants["duckdb"] = lambda: duckdb_join(left, right)
+    contestants["xjoin"] = lambda: drive(spec, arrivals(*batches), memory, "xjoin")
     contestants["symmetric_hash"] = lambda: drive(spec, arrivals(*batches), memory, "symmetric_hash")
     contestants["wm.join"] = lambda: live(left, right, memory)
     warm_up(left, right, settings)
@@ -67,7 +70,7 @@ def warm_up(left: pa.Table, right: pa.Table, settings: Settings) -> None:
     """A few rows through everything: code is compiled, libraries are loaded."""
     left, right = left.slice(0, BATCH_ROWS), right.slice(0, BATCH_ROWS)
     spec = spec_of(left.schema, right.schema)
-    for algorithm in ("xjoin", "symmetric_hash"):
+    for algorithm in ("confluence", "xjoin", "symmetric_hash"):
         drive(spec, arrivals(left.to_batches(), right.to_batches()), SMALL, algorithm)
     live(left, right, SMALL)
     if settings.peers:
@@ -77,16 +80,16 @@ def warm_up(left: pa.Table, right: pa.Table, settings: Settings) -> None:
 def totals(runs: dict[str, list[Run]], bound: float) -> Iterator[Figure]:
     """Seconds to the last result; the target is the default algorithm's."""
     peer = middle(runs.get("duckdb"), lambda run: run.total)
-    for name in ("xjoin", "symmetric_hash", "wm.join"):
-        target = Target("<=", bound, of_ratio=True) if name == "xjoin" else None
+    for name in ("confluence", "xjoin", "symmetric_hash", "wm.join"):
+        target = Target("<=", bound, of_ratio=True) if name == "confluence" else None
         yield Figure(f"total, {name}", middle(runs[name], lambda run: run.total), "s", peer, target)
 
 
 def firsts(runs: dict[str, list[Run]], bound: float | None) -> Iterator[Figure]:
     """Milliseconds to the first result."""
     peer = middle(runs.get("duckdb"), lambda run: 1e3 * run.first)
-    for name in ("xjoin", "wm.join"):
-        target = Target("<=", bound, of_ratio=True) if bound is not None and name == "xjoin" else None
+    for name in ("confluence", "wm.join"):
+        target = Target("<=", bound, of_ratio=True) if bound is not None and name == "confluence" else None
         yield Figure(f"first result, {name}", middle(runs[name], lambda run: 1e3 * run.first), "ms", peer, target)
 
 

@@ -72,7 +72,7 @@ def drive(
     spec: JoinSpec,
     events: Iterable[Arrive],
     memory: int,
-    algorithm: str = "xjoin",
+    algorithm: str = "confluence",
     count: RowCount | None = None,
     rows_a_poll: int = 1,
 ) -> Run:

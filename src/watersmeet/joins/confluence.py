@@ -357,22 +357,23 @@ class Confluence(ProgressiveJoin):
         for side in (0, 1):
             if self._is_due(side):
                 return self._settle_task(side, "in passing", urgent=True)
-        if self._full:
-            task = self._make_room()
-            if task is not None:
-                return task
-            self._full = False
         if self._runs_changed:
             for side in (0, 1):
                 if self._has_too_many_runs(side):
                     return self._settle_task(1 - side, "before a merge", urgent=True)
-            return self._merge_task()
+            task = self._merge_task()
+            if task is not None:
+                return task
+        if self._full:
+            task = self._make_room()
+            self._full = task is not None
+            return task or self._urgent_task()
         return None
 
     def _has_too_many_runs(self, side: int) -> bool:
         """Whether runs wait to be merged for rows of the other side that owe some of them and not others."""
-        unmerged = sum(entry.level == 0 for entry in self.runs[side])
-        return unmerged > self._fan_in and (self._rows_owe(1 - side) or self._settling[1 - side] is not None)
+        unmerged = sum(entry.level == 0 and entry.owes_before is None for entry in self.runs[side])
+        return unmerged > self._fan_in and (self.owes(1 - side) or self._settling[1 - side] is not None)
 
     def _status(self) -> Status:
         status = super()._status()
@@ -406,7 +407,7 @@ class Confluence(ProgressiveJoin):
         """Whether rows of a memtable may be written before they have settled: if that pays, and all owe the same."""
         if any(map(self.exhausted, (0, 1))) or self._settling[side] is not None:
             return False
-        if len(self._owing_runs(side)) >= self._policy.most_runs:
+        if len(self._owing_runs(side)) >= min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES)):
             return False
         if not self._policy.can_wait(self.owing(side), self._hashes_owed(side)):
             return False
@@ -442,7 +443,7 @@ class Confluence(ProgressiveJoin):
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
         """A settlement with all runs there are, or with those of these names."""
         entries = [entry for entry in self.runs[1 - side] if names is None or entry.run.name in names]
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self.budget.total // 4)
+        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""

@@ -44,8 +44,8 @@ from watersmeet.tables.memtable import Memtable, Walk
 _HASH_BYTES = 8
 _SAMPLED = 64
 _EVERYTHING = 1 << 62
-_LEAST_RESIDENT = 8 << 20
-"""Bytes of runs that may be mapped at once, whatever the budget: below, letting them go costs more than it saves."""
+_MOST_RESIDENT = 8 << 20
+"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 
 @dataclass(slots=True)
@@ -198,10 +198,7 @@ class Settlement:
     behind the slice have met none.
     """
 
-    def __init__(
-        self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, page_bytes: int, resident: int
-    ) -> None:
-        """`resident` bytes of runs may be mapped at once."""
+    def __init__(self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, page_bytes: int) -> None:
         self.side = side
         self.debtor = debtor
         self._entries = list(entries)
@@ -217,7 +214,6 @@ class Settlement:
         self.found = 0
         """Pairs of the slice at hand so far."""
         self._resident = 0
-        self._most_resident = max(_LEAST_RESIDENT, resident)
 
     @property
     def done(self) -> bool:
@@ -255,7 +251,9 @@ class Settlement:
         self._filled = [self._at, self._next, self._link]
         pairs.first = pairs.count = used = 0
         while used < fuel and pairs.count < pairs.room and self._at < len(self._entries):
-            used += self._fill(pairs, fuel - used, meter)
+            used += self._fill(pairs, min(fuel - used, self._rows_at_once()), meter)
+            if self._resident > _MOST_RESIDENT:
+                break
         self._kept = pairs.count
         self.found += pairs.count
         return max(1, used)
@@ -272,6 +270,12 @@ class Settlement:
         assert count >= self._length
         self.debtor.go_to(behind)
         self._buffer.owner = self
+
+    def _rows_at_once(self) -> int:
+        """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
+        hashes, run = self._buffer.hashes, self._entries[self._at].run
+        passed = run.nbytes * (int(hashes[self._length - 1]) - int(hashes[0])) >> 64
+        return max(1, self._length * _MOST_RESIDENT // max(1, passed))
 
     def _fill(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         entry = self._entries[self._at]
@@ -305,7 +309,7 @@ class Settlement:
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
-        if all_of_it or self._resident > self._most_resident:
+        if all_of_it or self._resident > _MOST_RESIDENT:
             self._resident = 0
             for entry in self._entries:
                 entry.run.release()

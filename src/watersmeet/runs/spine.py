@@ -67,6 +67,7 @@ class Merge:
     def _work(self) -> Iterator[int]:
         while count := self._rows.next_sorted(self._hashes, self._numbers):
             self._writer.write_hashes(self._hashes[:count])
+            self._let_go(count // 8)
             yield count
         self._rows.go_to([0] * len(self.runs))
         most = self._block_rows
