@@ -22,14 +22,14 @@ from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
-from watersmeet.matching.settlement import OwingRows, OwingRuns, RunEntry, Settlement, Slice
+from watersmeet.matching.settlement import OwingRows, OwingRuns, Pages, RunEntry, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.runs.sorted_run import RunWriter, SortedRun
 from watersmeet.runs.spine import Merge, block_rows_for, to_merge
 from watersmeet.spill.store import Store
-from watersmeet.tables.hash_table import Probe
+from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable, Walk
 
 _RUN_BYTES = 512
@@ -47,6 +47,8 @@ _LEAST_RESULT = 64
 _MOST_PAIRS = 1 << 16
 _PAIR_BYTES = 32
 """Of each place in the buffer: the pair, its width where widths differ, and whether it is one."""
+_HASH_BYTES = 8
+_LEAST_WIDTH = 8
 _FIRST = np.zeros(1, np.int32)
 
 
@@ -135,6 +137,8 @@ class Confluence(ProgressiveJoin):
     once they have settled.
 
     :param settling: when rows settle, and when they wait for others.
+    :param pages: what a page of a run holds, for counting work, where rows stand for wider ones than are kept.
+    :param fan_in: so many runs become one; None: by the memory.
     :param delay: seconds that a pair may wait after its later row came; None: for the next settlement, whenever it is.
 
     >>> import pyarrow as pa
@@ -166,6 +170,8 @@ class Confluence(ProgressiveJoin):
         *,
         delay: float | None = None,
         settling: Settling | None = None,
+        pages: Pages | None = None,
+        fan_in: int | None = None,
         grain: Grain | None = None,
     ) -> None:
         self.refuse_unfit(spec)
@@ -182,8 +188,9 @@ class Confluence(ProgressiveJoin):
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 16))
         self.budget.reservation("writing").grow(self._block_bytes)
         self._catalogue = self.budget.reservation("catalogue of runs")
-        self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
-        self._fan_in = 4 if memory < _SMALL else 16
+        self._fan_in = fan_in or (4 if memory < _SMALL else 16)
+        records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
+        self._catalogue.set_aside(max(records, _LEAST_RUNS * _RUN_BYTES))
         self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
         """The runs of each side, and who owes whom."""
         self.settled = [0, 0]
@@ -197,6 +204,7 @@ class Confluence(ProgressiveJoin):
         self._written = 0
         self._delay = delay
         self._policy = settling or Settling()
+        self._pages = pages or self._usual_pages()
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
@@ -217,6 +225,11 @@ class Confluence(ProgressiveJoin):
         output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 4))
         pairs = grain.pairs if grain is not None and grain.pairs else max(64, min(_MOST_PAIRS, output // _LEAST_RESULT))
         return replace(usual, output_bytes=output, pairs=pairs, pair_bytes=_PAIR_BYTES)
+
+    def _usual_pages(self) -> Pages:
+        """As wide as rows are without their strings."""
+        page, width = self.sizing.page_bytes, max(_LEAST_WIDTH, *(row_bytes(plan.types) for plan in self.plans))
+        return Pages(max(1, page // _HASH_BYTES), max(1, page // width), max(1, self._block_bytes // page))
 
     def _make_pairs(self) -> PairBuffer:
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
@@ -420,7 +433,7 @@ class Confluence(ProgressiveJoin):
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
         """A settlement with all runs there are, or with those of these names."""
         entries = [entry for entry in self.runs[1 - side] if names is None or entry.run.name in names]
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self.budget.total // 4)
+        return Settlement(side, debtor, entries, self._slice, self._pages, self.budget.total // 4)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
@@ -515,7 +528,6 @@ class Confluence(ProgressiveJoin):
         return sum(entry.run.rows for entry in self.runs[1 - side])
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
-        page_bytes = self.sizing.page_bytes
         block_rows = block_rows_for(table.held, table.rows, self._block_bytes)
         writer = RunWriter(self.store, self._new_name(side), table.types, table.rows, block_rows)
         try:
@@ -534,7 +546,7 @@ class Confluence(ProgressiveJoin):
         except BaseException:
             writer.abort()
             raise
-        self.meter.pages_written += -(-run.nbytes // page_bytes)
+        self.meter.pages_written += self._pages.of(run.rows)
         self.meter.seeks += 1
         return run
 
@@ -582,10 +594,14 @@ class Confluence(ProgressiveJoin):
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
         passed = merge.work()
-        pages = -(-passed * sum(run.nbytes for run in merge.runs) // sum(run.rows for run in merge.runs))
-        pages = -(-pages // self.sizing.page_bytes)
+        rows = sum(run.rows for run in merge.runs)
+        # All rows are passed twice: for their hashes, then for the rest. Memory that waits for results, a quarter, is
+        # divided among the runs that are read.
+        pages = -(-passed * self._pages.of(rows) // (2 * rows))
+        at_once = max(1, 4 * self._pages.at_once // len(merge.runs))
         self.meter.pages_read += pages
         self.meter.pages_written += pages
+        self.meter.seeks += -(-pages // at_once) - (-pages // self._pages.at_once)
         return max(1, passed)
 
     def merged(self, side: int, merge: Merge) -> None:

@@ -41,8 +41,11 @@ from watersmeet.records.plan import TableRows
 from watersmeet.runs.sorted_run import MergedRows, SortedRun
 from watersmeet.tables.memtable import Memtable, Walk
 
-_HASH_BYTES = 8
 _SAMPLED = 64
+_MANY_EQUAL = 8
+"""Owing rows of one hash, from which on they meet equal rows of a run page by page: each page is read once for all."""
+_READ_THROUGH = 8
+"""Pages between two that are wanted, up to which reading on takes less time than finding the next place."""
 _EVERYTHING = 1 << 62
 _LEAST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once, whatever the budget: below, letting them go costs more than it saves."""
@@ -65,6 +68,77 @@ class RunEntry:
     def to_state(self) -> list[Any]:
         """For a snapshot."""
         return [self.run.name, self.birth, self.since, self.level, self.owes_before]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What lies on a page of a run, and how many pages are read or written at once: how work on the disk is counted.
+
+    >>> Pages(hashes=512, rows=64).of(1000)
+    18
+    """
+
+    hashes: int
+    rows: int
+    at_once: int = 1
+
+    def of(self, rows: int) -> int:
+        """Pages of so many rows with their hashes."""
+        return -(-rows // self.hashes) - (-rows // self.rows)
+
+
+class Reading:
+    """The way through one run, in pages: a stretch of hashes and one page of rows are at hand, all others are read.
+
+    Rows lie behind the hashes. The head goes back and forth between them, and each time that it has to find its place
+    is a seek; small gaps are read through. Rows are read if they match, whether or not anybody asks for more than
+    their number: a join that counts stands for one that hands out rows.
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self.begin_run(0)
+
+    def begin_run(self, rows: int) -> None:
+        """Of a run of so many rows nothing is at hand, and the head is elsewhere."""
+        self._hash_pages = -(-rows // self._pages.hashes)
+        self._hashes_read, self._row_page, self._head = 0, -1, -_EVERYTHING
+
+    def read_hashes(self, low: int, high: int, looked_up: int, meter: Meter) -> None:
+        """Hashes from `low` to `high` were passed, by so many look-ups."""
+        first = max(low // self._pages.hashes, self._hashes_read)
+        last = min(high // self._pages.hashes, self._hash_pages - 1)
+        if first > last:
+            return
+        if looked_up * _READ_THROUGH < last - first:  # sparse: a page for each look-up
+            meter.pages_read += looked_up
+            meter.seeks += looked_up
+            self._head = self._hashes_read = last + 1
+        else:
+            at_once = self._pages.at_once
+            stop = min(first - (first - last - 1) // at_once * at_once, self._hash_pages)
+            self._read(np.arange(first, stop), meter)
+            self._hashes_read = stop
+
+    def read_rows(self, rows: Int64, meter: Meter) -> None:
+        """Some rows were wanted, in any order: their pages are read one after the other."""
+        pages = np.unique(rows // self._pages.rows)
+        pages = pages[pages != self._row_page]
+        if len(pages):
+            self._read(self._hash_pages + pages, meter)
+            self._row_page = int(pages[-1])
+
+    def _read(self, pages: Int64, meter: Meter) -> None:
+        _count_pages(pages, self._head, meter)
+        self._head = int(pages[-1]) + 1
+
+
+def _count_pages(pages: Int64, head: int, meter: Meter) -> None:
+    """Pages in ascending order are read, and the head stands before one of them or elsewhere."""
+    gaps = np.diff(pages, prepend=head - 1) - 1
+    near = (gaps >= 0) & (gaps <= _READ_THROUGH)
+    meter.pages_read += len(pages) + int(gaps[near].sum())
+    meter.seeks += int(len(pages) - near.sum())
 
 
 class Slice:
@@ -111,6 +185,14 @@ class Debtor(Protocol):
         """Which of some rows owe a run; None: all do."""
         ...
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        """Count what it took to find the next rows."""
+        ...
+
+    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
+        """Count what it takes to read some of them."""
+        ...
+
     def to_state(self) -> dict[str, Any]:
         """For a snapshot, but for the place."""
         ...
@@ -150,6 +232,12 @@ class OwingRows:
     def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
         return None if entry.since <= self._walk.low else rows >= entry.since
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        """They are in memory."""
+
+    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
+        """They are in memory."""
+
     def to_state(self) -> dict[str, Any]:
         return {"low": self._walk.low, "high": self._walk.high, "sorting": self._walk.sorting}
 
@@ -182,6 +270,14 @@ class OwingRuns:
     def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
         return None if entry.birth < self._before.min() else self._before[rows >> 32] > entry.birth
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        meter.pages_read += max(len(self._entries), -(-rows // pages.hashes))
+        meter.seeks += len(self._entries)
+
+    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
+        each = np.unique((rows >> 32 << 32) + (rows & 0xFFFFFFFF) // pages.rows)
+        _count_pages(each, -_EVERYTHING, meter)
+
     def to_state(self) -> dict[str, Any]:
         return {"owing": [entry.run.name for entry in self._entries]}
 
@@ -199,7 +295,7 @@ class Settlement:
     """
 
     def __init__(
-        self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, page_bytes: int, resident: int
+        self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, pages: Pages, resident: int
     ) -> None:
         """`resident` bytes of runs may be mapped at once."""
         self.side = side
@@ -207,7 +303,10 @@ class Settlement:
         self._entries = list(entries)
         self._all = MergedRows([entry.run for entry in entries])
         self._buffer = buffer
-        self._page_hashes = max(1, page_bytes // _HASH_BYTES)
+        self._pages = pages
+        self._reading = Reading(pages)
+        self._crowds: dict[int, int] = {}
+        self._crowd_starts: Int64 = np.empty(0, np.int64)
         self._length = 0
         self._at = len(self._entries)
         self._next, self._link, self._near = 0, -1, -1
@@ -246,6 +345,8 @@ class Settlement:
             self._slice_at = self.debtor.place()
             self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
             self._buffer.owner = self
+            self._find_crowds()
+            self.debtor.count_slice(self._length, self._pages, meter)
             self._begin_run(0 if self._length else len(self._entries))
             self.found = 0
             meter.probes += self._length
@@ -263,6 +364,17 @@ class Settlement:
     def _begin_run(self, number: int) -> None:
         self._at = number
         self._next, self._link, self._near = 0, -1, -1
+        if number < len(self._entries):
+            self._reading.begin_run(self._entries[number].run.rows)
+
+    def _find_crowds(self) -> None:
+        """Where many rows of the slice have one hash: the first of them, and how many there are."""
+        hashes = self._buffer.hashes[: self._length]
+        starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: self._length])
+        sizes = np.diff(starts, append=self._length)
+        many = sizes >= _MANY_EQUAL
+        self._crowds = dict(zip(starts[many].tolist(), sizes[many].tolist(), strict=True))
+        self._crowd_starts = starts[many]
 
     def _take_slice_again(self) -> None:
         """Somebody else has used the buffer since: the same rows once more, and no more of them."""
@@ -272,36 +384,79 @@ class Settlement:
         assert count >= self._length
         self.debtor.go_to(behind)
         self._buffer.owner = self
+        self._find_crowds()
 
     def _fill(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         entry = self._entries[self._at]
         run, hashes = entry.run, self._buffer.hashes[: self._length]
         if self._near < 0:
             self._near = int(np.searchsorted(run.hashes(), hashes[self._next]))
-            meter.seeks += 1
         start, near, before = self._next, self._near, pairs.count
         stop = min(self._length, start + fuel)
+        crowd = self._crowds.get(start, 0)
         if not run.trusted:
-            run.check_hashes(near, int(np.searchsorted(run.hashes(), hashes[stop - 1], side="right")))
-        room = pairs.room
-        pairs.count, self._next, self._link, self._near, visited = probe_sorted(
-            hashes, start, stop, self._link, run.hashes(), near, pairs.probes[:room], pairs.rows[:room], before
-        )
+            last = hashes[start if crowd else stop - 1]
+            run.check_hashes(near, int(np.searchsorted(run.hashes(), last, side="right")))
+        visited = self._meet_crowd(crowd, pairs) if crowd else self._meet(stop, pairs)
         found = pairs.count - before
-        if found:
-            pairs.rows[before : pairs.count] += self._at << 32
-            owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
-            if owing is not None:
-                pairs.filter(owing, before)
         passed = self._next - start
         meter.probes += passed
         meter.comparisons += visited
-        # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
-        meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
+        self._reading.read_hashes(near, self._near, max(1, passed), meter)
+        if found:
+            self._take(pairs, before, entry, meter)
         self._resident += run.nbytes * (self._near - near) // run.rows
         if self._next == self._length:
             self._begin_run(self._at + 1)
         return max(1, passed) + found
+
+    def _meet(self, stop: int, pairs: PairBuffer) -> int:
+        """Rows of the slice meet the run one after the other; returns how many rows were visited."""
+        crowd = int(np.searchsorted(self._crowd_starts, self._next))
+        if crowd < len(self._crowd_starts):
+            stop = min(stop, int(self._crowd_starts[crowd]))
+        room = pairs.room
+        pairs.count, self._next, self._link, self._near, visited = probe_sorted(
+            self._buffer.hashes[: self._length],
+            self._next,
+            stop,
+            self._link,
+            self._entries[self._at].run.hashes(),
+            self._near,
+            pairs.probes[:room],
+            pairs.rows[:room],
+            pairs.count,
+        )
+        return int(visited)
+
+    def _meet_crowd(self, crowd: int, pairs: PairBuffer) -> int:
+        """Many rows of one hash meet the run's rows of that hash, each of those all of them before the next.
+
+        So each page of the run is read once, however many they are. `_link` is the number of the next pair.
+        """
+        hashes, wanted = self._entries[self._at].run.hashes(), self._buffer.hashes[self._next]
+        self._near += int(np.searchsorted(hashes[self._near :], wanted))
+        equal = int(np.searchsorted(hashes[self._near :], wanted, side="right"))
+        number, before = max(0, self._link), pairs.count
+        count = min(crowd * equal - number, pairs.room - before)
+        numbers = np.arange(number, number + count)
+        pairs.probes[before : before + count] = self._next + numbers % crowd
+        pairs.rows[before : before + count] = self._near + numbers // crowd
+        pairs.count += count
+        self._link = number + count
+        if self._link == crowd * equal:
+            self._next, self._link, self._near = self._next + crowd, -1, self._near + equal
+        return max(1, count)
+
+    def _take(self, pairs: PairBuffer, before: int, entry: RunEntry, meter: Meter) -> None:
+        """Of the pairs that were found, keep those that are owed; their rows are read."""
+        owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
+        if owing is not None:
+            pairs.filter(owing, before)
+        if pairs.count > before:
+            self._reading.read_rows(pairs.rows[before : pairs.count], meter)
+            self.debtor.count_rows(self._buffer.rows[pairs.probes[before : pairs.count]], self._pages, meter)
+            pairs.rows[before : pairs.count] += self._at << 32
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
