@@ -35,6 +35,8 @@ from watersmeet.tables.memtable import Memtable, Walk
 _RUN_BYTES = 512
 """What is remembered of a run."""
 _LEAST_RUNS = 8
+_MOST_APART = 4
+"""Times as many runs as become one may wait to be merged."""
 _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _SLICE_SHARE = 16
@@ -383,10 +385,14 @@ class Confluence(ProgressiveJoin):
             return None
         side = self._victim()
         for each in (side, 1 - side):
-            if self._owing_runs(each) or (each == side and self._rows_owe(each)):
+            if self._owing_runs(each) or (self._rows_owe(each) and (each == side or self._keeps_runs_apart(each))):
                 return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
+
+    def _keeps_runs_apart(self, side: int) -> bool:
+        """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
+        return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= self._fan_in
 
     def _victim(self) -> int:
         """Whose rows leave memory: those that would be forgotten, else the larger part."""
@@ -399,6 +405,8 @@ class Confluence(ProgressiveJoin):
             return False
         if len(self._owing_runs(side)) >= self._policy.most_runs:
             return False
+        if self._owing_runs(1 - side) and len(self.runs[side]) >= _MOST_APART * self._fan_in:
+            return False  # they could not be merged for as long as a run of the other side owes some of them
         if not self._policy.can_wait(self.owing(side), self._hashes_owed(side)):
             return False
         rows = self.tables[side].rows
