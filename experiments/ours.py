@@ -83,10 +83,16 @@ def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -
         leads = np.divide(own.y, best, out=np.full_like(best, np.inf), where=best > 0)
         at = int(leads.argmin())
         holds[case] = bool(leads[at] >= _EQUAL)
-        when = "" if holds[case] else f" at {own.x[at]:.0f}% of the time"
-        told.append(f"{leads[at]:.2f}x{when} and {leads[-1]:.2f}x in the end, {case}")
+        behind = np.flatnonzero(leads < _EQUAL)
+        if not len(behind):
+            told.append(f"{case} {leads[at]:.2f}x at least, {leads[-1]:.2f}x in the end")
+        elif behind[-1] == len(leads) - 1:
+            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
+        else:
+            first = f"first from {own.x[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
+            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {first}")
     verdict = always(f"{OURS} first at all times", holds)
-    return Verdict(verdict.holds, f"{verdict.measured}; its smallest lead: {'; '.join(told)}")
+    return Verdict(verdict.holds, f"{verdict.measured}; to the best rival: {'; '.join(told)}")
 
 
 def _nearly_all_online(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:

@@ -14,10 +14,14 @@ from typing import Any
 
 from experiments.model import Claim, Experiment, Panel, Results, Verdict
 
-_OWN_STYLES: dict[str, dict[str, Any]] = {
-    "Confluence": {"color": "black", "marker": "D", "markersize": 3.5, "linewidth": 1.8, "zorder": 3}
+_STYLES: dict[str, dict[str, Any]] = {
+    "DINER": {"color": "#0072B2"},
+    "RPJ": {"color": "#E69F00"},
+    "HMJ": {"color": "#009E73"},
+    "XJoin": {"color": "#CC79A7"},
+    "Confluence": {"color": "black", "marker": "D", "markersize": 3.5, "linewidth": 1.8, "zorder": 3},
 }
-"""Lines that look the same in all figures: black, which is none of the other lines' colours to anybody's eyes."""
+"""Joins that look the same in all figures, in colours which everybody can tell apart (Okabe and Ito's)."""
 _WORDS = {True: "yes", False: "NO"}
 
 
@@ -139,7 +143,7 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
     for ax, panel in zip(axes.flat, panels, strict=False):
         for label, line in panel.lines.items():
             few = len(line.x) <= 16
-            style = {"linewidth": 1.3, "marker": "o" if few else None, "markersize": 3} | _OWN_STYLES.get(label, {})
+            style = {"linewidth": 1.3, "marker": "o" if few else None, "markersize": 3} | _STYLES.get(label, {})
             (drawn,) = ax.plot(line.x, line.y, label=label, markevery=1 if few else len(line.x) // 10, **style)
             ax.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.18, linewidth=0)
         ax.set_title(panel.title, fontsize="medium")

@@ -1,4 +1,4 @@
-"""Our own join in the papers' settings: charged by their pages, in their memories, and claims that turn with numbers."""
+"""Our own join in the papers' settings: their pages, their memories, and claims that turn with numbers."""
 
 from __future__ import annotations
 
