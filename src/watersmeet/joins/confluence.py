@@ -197,6 +197,8 @@ class Confluence(ProgressiveJoin):
         """The runs of each side, and who owes whom."""
         self.settled = [0, 0]
         """Rows of each memtable with smaller numbers owe no run at all."""
+        self._settled_at = [0, 0]
+        """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
         """Settlements that have begun; one that gave way to arrivals goes on later."""
         self._full = False
@@ -351,7 +353,9 @@ class Confluence(ProgressiveJoin):
         return self._is_worth_settling(side)
 
     def _is_worth_settling(self, side: int) -> bool:
-        return self._policy.is_worth_it(self.owing(side), self._hashes_owed(side))
+        # A slow input's rows are few, and each owes a lot: what came of both inputs since makes up for a pass, too.
+        arrived = self.clock - self._settled_at[side]
+        return self._policy.is_worth_it(max(self.owing(side), arrived // 2), self._hashes_owed(side))
 
     def _next_task(self) -> Task | None:
         return self._urgent_task() or super()._next_task()
@@ -434,6 +438,7 @@ class Confluence(ProgressiveJoin):
                 OwingRuns(owing) if owing else OwingRows(self.tables[side], self.settled[side], self.tables[side].rows)
             )
             settling = self._settling[side] = self._settlement(side, debtor)
+            self._settled_at[side] = self.clock
             self.events[f"settled {why}"] += 1
             self.events["runs settled"] += len(owing)
         return SettlementTask(self, settling, urgent)
@@ -485,6 +490,8 @@ class Confluence(ProgressiveJoin):
 
     def _reactive_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.owes(side)]
+        # What has begun goes on; else the side whose rows will likely find most, so that neither waits for the other.
+        owing.sort(key=lambda side: (self._settling[side] is None, -self.owing(side) * self._hashes_owed(side)))
         return self._settle_task(owing[0], "in a silence") if owing else None
 
     def _clean_up_task(self) -> Task | None:
@@ -640,6 +647,7 @@ class Confluence(ProgressiveJoin):
         return [entry.run.name for entries in self.runs for entry in entries], {
             "runs": [[entry.to_state() for entry in entries] for entries in self.runs],
             "settled": list(self.settled),
+            "settled_at": list(self._settled_at),
             "settling": settling,
             "full": self._full,
             "written": self._written,
@@ -653,6 +661,7 @@ class Confluence(ProgressiveJoin):
             types = self.plans[side].types
             self.runs[side][:] = [RunEntry(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
         self.settled = list(state["settled"])
+        self._settled_at = list(state["settled_at"])
         self._full, self._written = state["full"], state["written"]
         self._count_runs()
 
