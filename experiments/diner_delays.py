@@ -125,8 +125,7 @@ EXPERIMENTS = [
             f"{join}, {point}": Cell(runs.delayed, join=join, delay=delay)
             for delay, point in zip(DELAYS, _PERCENT, strict=True)
             for join in ALL
-        }
-        | runs.to_the_end(_PERCENT[2], Cell(runs.delayed, delay=DELAYS[2])),
+        },
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ at every delay.", "ahead", runs.ahead(_PERCENT)),
             Claim("up-to-rpj", "DINER has up to 1.83 times as many results as RPJ.", "up to 1.83x",
@@ -137,7 +136,7 @@ EXPERIMENTS = [
                   _buffer_stays_small),
             Claim("large-buffer", "RPJ's input buffer grows to several times MaxNewArr.", "up to 40,000",
                   _rivals_buffer_grows),
-            *runs.of_ours(_PERCENT, _PERCENT[2:3]),
+            *runs.of_ours(_PERCENT),
         ],
         _panels_of_delays,
         key=True,

@@ -140,6 +140,8 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.6 * columns + 0.6, 3.1 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
+    labels = [list(panel.lines) for panel in panels]
+    alike = len(labels[0]) > 1 and all(each == labels[0] for each in labels)
     for ax, panel in zip(axes.flat, panels, strict=False):
         for label, line in panel.lines.items():
             few = len(line.x) <= 16
@@ -153,10 +155,13 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=0)
-        if len(panel.lines) > 1:
+        if len(panel.lines) > 1 and not alike:
             ax.legend(frameon=False, fontsize="small")
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
+    if alike:  # one legend for all panels, where it hides no line
+        handles, _ = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels[0], loc="outside lower center", ncols=6, frameon=False, fontsize="small")
     experiment = outcome.experiment
     figure.suptitle(f"{experiment.id}: {experiment.title} ({experiment.paper}, {experiment.figure})", fontsize="medium")
     figure.savefig(path, dpi=dpi)
