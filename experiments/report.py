@@ -17,6 +17,8 @@ from experiments.model import Claim, Experiment, Panel, Results, Verdict
 _STYLES: dict[str, dict[str, Any]] = {
     "DINER": {"color": "#0072B2"},
     "RPJ": {"color": "#E69F00"},
+    "RPJ-md": {"color": "#56B4E9"},
+    "RPJ-dd": {"color": "#009E73", "linestyle": "--"},
     "HMJ": {"color": "#009E73"},
     "XJoin": {"color": "#CC79A7"},
     "Confluence": {"color": "black", "marker": "D", "markersize": 3.5, "linewidth": 1.8, "zorder": 3},
