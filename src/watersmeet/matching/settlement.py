@@ -122,7 +122,7 @@ class Reading:
 
     def read_rows(self, rows: Int64, meter: Meter) -> None:
         """Some rows were wanted, in any order: their pages are read one after the other."""
-        pages = np.unique(rows // self._pages.rows)
+        pages = _distinct(rows // self._pages.rows)
         pages = pages[pages != self._row_page]
         if len(pages):
             self._read(self._hash_pages + pages, meter)
@@ -131,6 +131,11 @@ class Reading:
     def _read(self, pages: Int64, meter: Meter) -> None:
         _count_pages(pages, self._head, meter)
         self._head = int(pages[-1]) + 1
+
+
+def _distinct(pages: Int64) -> Int64:
+    """Each page once, in ascending order; they come nearly so, and sorting all of them would take its time."""
+    return np.unique(pages[np.concatenate([[True], pages[1:] != pages[:-1]])])
 
 
 def _count_pages(pages: Int64, head: int, meter: Meter) -> None:
@@ -189,10 +194,6 @@ class Debtor(Protocol):
         """Count what it took to find the next rows."""
         ...
 
-    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
-        """Count what it takes to read some of them."""
-        ...
-
     def to_state(self) -> dict[str, Any]:
         """For a snapshot, but for the place."""
         ...
@@ -235,9 +236,6 @@ class OwingRows:
     def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
         """They are in memory."""
 
-    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
-        """They are in memory."""
-
     def to_state(self) -> dict[str, Any]:
         return {"low": self._walk.low, "high": self._walk.high, "sorting": self._walk.sorting}
 
@@ -275,7 +273,8 @@ class OwingRuns:
         meter.seeks += len(self._entries)
 
     def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
-        each = np.unique((rows >> 32 << 32) + (rows & 0xFFFFFFFF) // pages.rows)
+        """Count what it takes to read some of them."""
+        each = _distinct((rows >> 32 << 32) + (rows & 0xFFFFFFFF) // pages.rows)
         _count_pages(each, -_EVERYTHING, meter)
 
     def to_state(self) -> dict[str, Any]:
@@ -455,7 +454,8 @@ class Settlement:
             pairs.filter(owing, before)
         if pairs.count > before:
             self._reading.read_rows(pairs.rows[before : pairs.count], meter)
-            self.debtor.count_rows(self._buffer.rows[pairs.probes[before : pairs.count]], self._pages, meter)
+            if isinstance(self.debtor, OwingRuns):
+                self.debtor.count_rows(self._buffer.rows[pairs.probes[before : pairs.count]], self._pages, meter)
             pairs.rows[before : pairs.count] += self._at << 32
 
     def let_go(self, all_of_it: bool = False) -> None:
