@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments import diner_runs as runs
-from experiments.diner_runs import JOINS
+from experiments.diner_runs import ALL, JOINS
 from experiments.diner_streams import new_arrivals
 from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict
 from experiments.papers import DINER
@@ -42,9 +42,9 @@ def _panels_of_delays(results: Results) -> Sequence[Panel]:
     xs = [100 * delay for delay in DELAYS]
     diner = [f"DINER, {point}" for point in _PERCENT]
     shares = {
-        join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "online", over=diner) for join in JOINS[1:]
+        join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "online", over=diner) for join in ALL[1:]
     }
-    buffers = {join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "buffer") for join in JOINS}
+    buffers = {join: results.sweep(xs, [f"{join}, {point}" for point in _PERCENT], "buffer") for join in ALL}
     x = "delay, % of a fragment's time"
     return [
         Panel("results", x, "results online, DINER's being 1", shares),
@@ -124,7 +124,7 @@ EXPERIMENTS = [
         {
             f"{join}, {point}": Cell(runs.delayed, join=join, delay=delay)
             for delay, point in zip(DELAYS, _PERCENT, strict=True)
-            for join in JOINS
+            for join in ALL
         },
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ at every delay.", "ahead", runs.ahead(_PERCENT)),
@@ -136,6 +136,7 @@ EXPERIMENTS = [
                   _buffer_stays_small),
             Claim("large-buffer", "RPJ's input buffer grows to several times MaxNewArr.", "up to 40,000",
                   _rivals_buffer_grows),
+            *runs.of_ours(_PERCENT),
         ],
         _panels_of_delays,
         key=True,
@@ -148,9 +149,13 @@ EXPERIMENTS = [
         {
             f"{join}, {point}": Cell(runs.real, join=join, data=STOCK, delay=delay)
             for delay, point in zip(DELAYS, _PERCENT, strict=True)
-            for join in JOINS
-        },
-        [Claim("ahead", "DINER is ahead of RPJ and HMJ at every delay.", "ahead", runs.ahead(_PERCENT))],
+            for join in ALL
+        }
+        | runs.to_the_end(_PERCENT[2], Cell(runs.real, data=STOCK, delay=DELAYS[2])),
+        [
+            Claim("ahead", "DINER is ahead of RPJ and HMJ at every delay.", "ahead", runs.ahead(_PERCENT)),
+            *runs.of_ours(_PERCENT, _PERCENT[2:3]),
+        ],
         _panels_of_delays,
     ),
     Experiment(

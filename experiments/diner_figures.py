@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import diner_runs as runs
-from experiments.diner_runs import JOINS, RIVALS
+from experiments.diner_runs import ALL, JOINS, RIVALS
 from experiments.diner_streams import REAL
 from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict, always
+from experiments.ours import OURS
 from experiments.papers import DINER
 
 SHOWN = ("calm stock", "weather")
@@ -50,7 +51,7 @@ def _curves(results: Results) -> Sequence[Panel]:
             data,
             "% of the transmission",
             "results",
-            {join: results.curve(f"{join}, {data}", "results") for join in JOINS},
+            {join: results.curve(f"{join}, {data}", "results") for join in ALL},
         )
         for data in SHOWN
     ]
@@ -106,7 +107,7 @@ def _by_memory(results: Results) -> Sequence[Panel]:
                 "online",
                 over=diner,
             )
-            for join in RIVALS
+            for join in (*RIVALS, OURS)
         }
         panels.append(Panel(data, "memory, % of the input", "results online, DINER's being 1", lines))
     return panels
@@ -170,14 +171,16 @@ EXPERIMENTS = [
         "figures 7, 8",
         "DINER",
         "Results on real data",
-        {f"{join}, {data}": Cell(runs.real, join=join, data=data) for data in SHOWN for join in JOINS},
+        {f"{join}, {data}": Cell(runs.real, join=join, data=data) for data in SHOWN for join in ALL}
+        | {name: cell for data in SHOWN for name, cell in runs.to_the_end(data, Cell(runs.real, data=data)).items()},
         [
             Claim(
                 "ahead-all-along",
                 "DINER is well above XJoin, HMJ and RPJ all along.",
                 "a much higher rate",
                 _ahead_all_along,
-            )
+            ),
+            *runs.of_ours(SHOWN, SHOWN),
         ],
         _curves,
         key=True,
@@ -194,7 +197,7 @@ EXPERIMENTS = [
             else Cell(runs.real, join=join, data=data, memory=memory)
             for data in REAL
             for memory in MEMORIES
-            for join in JOINS
+            for join in ALL
         },
         [
             Claim(
@@ -216,6 +219,7 @@ EXPERIMENTS = [
                 "58%, 82% and 29% on the three sets",
                 _much_online,
             ),
+            *runs.of_ours([f"{data} {memory:.0%}" for data in REAL for memory in MEMORIES]),
         ],
         _by_memory,
         note=_REAL_DATA,
@@ -225,7 +229,8 @@ EXPERIMENTS = [
         "figure 10",
         "DINER",
         "Results on Zipf keys, by skew",
-        runs.cells(SKEWS, lambda join, skew: Cell(runs.zipf, join=join, skew=skew))
+        runs.cells(SKEWS, lambda join, skew: Cell(runs.zipf, join=join, skew=skew), ALL)
+        | runs.to_the_end(1, Cell(runs.zipf, skew=1))
         | {f"{join}, {data}": Cell(runs.real, join=join, data=data) for data in SHOWN for join in JOINS},
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ at every skew.", "ahead", runs.ahead(SKEWS)),
@@ -235,8 +240,9 @@ EXPERIMENTS = [
                 "even larger than in the real data",
                 lambda results: _more_than_real(results),
             ),
+            *runs.of_ours(SKEWS, SKEWS[:1]),
         ],
-        runs.shares_of_diner("Zipf on [1, 999]", "skew", SKEWS),
+        runs.shares_of_diner("Zipf on [1, 999]", "skew", SKEWS, (*RIVALS, OURS)),
     ),
     Experiment(
         "diner-11/12",
@@ -319,7 +325,8 @@ EXPERIMENTS = [
         "figure 15",
         "DINER",
         "Results on keys that move",
-        runs.cells(SHIFTS, lambda join, shift: Cell(runs.shifting, join=join, shift=shift)),
+        runs.cells(SHIFTS, lambda join, shift: Cell(runs.shifting, join=join, shift=shift), ALL)
+        | runs.to_the_end(5, Cell(runs.shifting, shift=5)),
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ at every shift.", "ahead", runs.ahead(SHIFTS)),
             Claim("up-to-rpj", "DINER has up to 3 times as many results as RPJ.", "up to 3x",
@@ -328,8 +335,9 @@ EXPERIMENTS = [
                   runs.up_to(SHIFTS, "HMJ", 3.0)),
             Claim("grows", "The lead over RPJ and HMJ grows with the shift.", "increasing with the shift",
                   runs.grows(SHIFTS, runs.OF_THE_PAPER)),
+            *runs.of_ours(SHIFTS, [5]),
         ],
-        runs.shares_of_diner("mean 75 + i shift in period i of 10", "shift", SHIFTS),
+        runs.shares_of_diner("mean 75 + i shift in period i of 10", "shift", SHIFTS, (*RIVALS, OURS)),
         key=True,
     ),
 ]  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import diner_streams as streams
-from experiments.model import Cell, Measured, Panel, Results, Verdict, always
+from experiments import ours
+from experiments.model import Cell, Claim, Measured, Panel, Results, Verdict, always
+from experiments.ours import OURS
 from experiments.papers import DINER
 from experiments.simulated import close_pairs, equal_pairs, measured, run
 from watersmeet.core.arrays import Int64
@@ -15,6 +17,7 @@ OF_THE_PAPER = ("RPJ", "HMJ")
 """Whom most of the paper's figures compare DINER with."""
 RIVALS = (*OF_THE_PAPER, "XJoin")
 JOINS = ("DINER", *RIVALS)
+ALL = (*JOINS, OURS)
 _EQUAL = 0.995
 """So close to each other is as good as equal."""
 
@@ -29,14 +32,18 @@ def contest(
     scale: float = 1.0,
     outer_blocks: int = DINER.max_outer_blocks,
     gap: float = DINER.gap,
+    whole: bool = False,
 ) -> Measured:
-    """One join over these keys; memory is a share of all rows, or their number."""
+    """One join over these keys; memory is a share of all rows, or their number; `whole` is with the clean-up."""
     schedule = streams.arriving(keys, seed, delay, gap)
     rows = round(memory * schedule.total_rows) if memory <= 1 else round(memory)
     machine = streams.machine(rows, schedule.end_time)
-    contestant = streams.contestant(join, scale, machine.memory_rows, outer_blocks)
+    if join == OURS:
+        contestant = ours.contestant(machine)
+    else:
+        contestant = streams.contestant(join, scale, machine.memory_rows, outer_blocks)
     if width is None:
-        return measured(run(contestant, schedule, machine), equal_pairs(schedule))
+        return measured(run(contestant, schedule, machine, online_only=not whole), equal_pairs(schedule))
     return measured(run(contestant, schedule, machine, on=band("key", width)), close_pairs(schedule, width))
 
 
@@ -49,15 +56,16 @@ def real(
     delay: float = 0.0,
     width: int | None = None,
     gap: float = DINER.gap,
+    whole: bool = False,
 ) -> Measured:
-    """Real data, whole at any scale: they are small."""
-    return contest(streams.real_keys(data), join, seed, memory, delay, width, gap=gap)
+    """Real data, all of them at any scale: they are small."""
+    return contest(streams.real_keys(data), join, seed, memory, delay, width, gap=gap, whole=whole)
 
 
-def zipf(scale: float, seed: int, join: str, skew: float, gap: float = DINER.gap) -> Measured:
+def zipf(scale: float, seed: int, join: str, skew: float, gap: float = DINER.gap, whole: bool = False) -> Measured:
     """Zipf on [1, 999]."""
     keys = streams.zipf_keys(streams.tuples(scale), skew, seed)
-    return contest(keys, join, seed, DINER.memory_share, scale=scale, gap=gap)
+    return contest(keys, join, seed, DINER.memory_share, scale=scale, gap=gap, whole=whole)
 
 
 def apart(scale: float, seed: int, join: str, mean: float = 0.0, variance: float = 0.0) -> Measured:
@@ -72,10 +80,10 @@ def intervals(scale: float, seed: int, join: str, count: int) -> Measured:
     return contest(keys, join, seed, DINER.memory_share, scale=scale)
 
 
-def shifting(scale: float, seed: int, join: str, shift: float) -> Measured:
+def shifting(scale: float, seed: int, join: str, shift: float, whole: bool = False) -> Measured:
     """A mean that moves."""
     keys = streams.shifting_keys(streams.tuples(scale), shift, seed)
-    return contest(keys, join, seed, DINER.memory_share, scale=scale)
+    return contest(keys, join, seed, DINER.memory_share, scale=scale, whole=whole)
 
 
 def delayed(
@@ -85,10 +93,13 @@ def delayed(
     delay: float,
     outer_blocks: int = DINER.max_outer_blocks,
     gap: float = DINER.gap,
+    whole: bool = False,
 ) -> Measured:
     """Zipf of skew 1, with silences."""
     keys = streams.zipf_keys(streams.tuples(scale), 1.0, seed)
-    return contest(keys, join, seed, DINER.memory_share, delay, scale=scale, outer_blocks=outer_blocks, gap=gap)
+    return contest(
+        keys, join, seed, DINER.memory_share, delay, scale=scale, outer_blocks=outer_blocks, gap=gap, whole=whole
+    )
 
 
 def unequal(scale: float, seed: int, join: str, other: float) -> Measured:
@@ -106,6 +117,21 @@ def cells(
 ) -> dict[str, Cell]:
     """Every join at every point of a figure's axis."""
     return {f"{join}, {point}": make(join, point) for point in points for join in joins}
+
+
+def to_the_end(point: float | str, cell: Cell) -> dict[str, Cell]:
+    """Every join at one point, with its clean-up."""
+    return {f"{join} to the end, {point}": Cell(cell.measure, join=join, whole=True, **cell.arguments) for join in ALL}
+
+
+def of_ours(points: Sequence[float | str], whole: Sequence[float | str] = ()) -> list[Claim]:
+    """What we claim of our own join at these points; of clean-ups, at those of them where joins ran to the end."""
+
+    def cell_of(before: str, point: float | str) -> Callable[[str], str]:
+        return lambda join: f"{join}{before}, {point}"
+
+    ends = {str(point): cell_of(" to the end", point) for point in whole} if whole else None
+    return ours.claims({str(point): cell_of("", point) for point in points}, JOINS, ends)
 
 
 def leads(results: Results, points: Sequence[float | str], rivals: Sequence[str] = RIVALS) -> dict[str, float]:

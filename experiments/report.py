@@ -14,6 +14,16 @@ from typing import Any
 
 from experiments.model import Claim, Experiment, Panel, Results, Verdict
 
+_STYLES: dict[str, dict[str, Any]] = {
+    "DINER": {"color": "#0072B2"},
+    "RPJ": {"color": "#E69F00"},
+    "RPJ-md": {"color": "#56B4E9"},
+    "RPJ-dd": {"color": "#009E73", "linestyle": "--"},
+    "HMJ": {"color": "#009E73"},
+    "XJoin": {"color": "#CC79A7"},
+    "Confluence": {"color": "black", "marker": "D", "markersize": 3.5, "linewidth": 1.8, "zorder": 3},
+}
+"""Joins that look the same in all figures, in colours which everybody can tell apart (Okabe and Ito's)."""
 _WORDS = {True: "yes", False: "NO"}
 
 
@@ -132,10 +142,13 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.6 * columns + 0.6, 3.1 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
+    labels = [list(panel.lines) for panel in panels]
+    alike = len(labels[0]) > 1 and all(each == labels[0] for each in labels)
     for ax, panel in zip(axes.flat, panels, strict=False):
         for label, line in panel.lines.items():
             few = len(line.x) <= 16
-            (drawn,) = ax.plot(line.x, line.y, label=label, linewidth=1.3, marker="o" if few else None, markersize=3)
+            style = {"linewidth": 1.3, "marker": "o" if few else None, "markersize": 3} | _STYLES.get(label, {})
+            (drawn,) = ax.plot(line.x, line.y, label=label, markevery=1 if few else len(line.x) // 10, **style)
             ax.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.18, linewidth=0)
         ax.set_title(panel.title, fontsize="medium")
         ax.set_xlabel(panel.x)
@@ -144,10 +157,13 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=0)
-        if len(panel.lines) > 1:
+        if len(panel.lines) > 1 and not alike:
             ax.legend(frameon=False, fontsize="small")
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
+    if alike:  # one legend for all panels, where it hides no line
+        handles, _ = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels[0], loc="outside lower center", ncols=6, frameon=False, fontsize="small")
     experiment = outcome.experiment
     figure.suptitle(f"{experiment.id}: {experiment.title} ({experiment.paper}, {experiment.figure})", fontsize="medium")
     figure.savefig(path, dpi=dpi)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from experiments import rpj_streams
+from experiments import ours, rpj_streams
 from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict, always
+from experiments.ours import OURS
 from experiments.papers import RPJ, SEEK, TRANSFER
 from experiments.simulated import Contestant, equal_pairs, measured, run
 from watersmeet.policies.reactive import AccessCosts
@@ -39,7 +40,9 @@ def measure(
 ) -> Measured:
     """One join in one of the paper's settings; `whole` is with the clean-up."""
     schedule = rpj_streams.schedule(scale, seed, arrival, speed, network)
-    trace = run(CONTESTANTS[join], schedule, rpj_streams.machine(scale, network), online_only=not whole)
+    machine = rpj_streams.machine(scale, network)
+    contestant = ours.contestant(machine) if join == OURS else CONTESTANTS[join]
+    trace = run(contestant, schedule, machine, online_only=not whole)
     return measured(trace, equal_pairs(schedule))
 
 
@@ -49,6 +52,29 @@ def _case(arrival: str, speed: int) -> str:
 
 def _name(join: str, arrival: str, speed: int, network: str = "reliable") -> str:
     return f"{join}, {_case(arrival, speed)}, {network}"
+
+
+def _to_the_end(join: str, network: str = "reliable") -> str:
+    return f"{join} to the end" if network == "reliable" else f"{join} to the end, {network}"
+
+
+def _whole(network: str) -> dict[str, Cell]:
+    """All joins with their clean-up, in the first of the settings."""
+    return {
+        _to_the_end(join, network): Cell(measure, join=join, arrival="harmony", speed=1, network=network, whole=True)
+        for join in (*JOINS, OURS)
+    }
+
+
+def _ours(network: str) -> ours.Cells:
+    def cell_of(arrival: str, speed: int) -> Callable[[str], str]:
+        return lambda join: _name(join, arrival, speed, network)
+
+    return {_case(*case): cell_of(*case) for case in CASES}
+
+
+def _ours_to_the_end(network: str) -> ours.Cells:
+    return {_case(*CASES[0]): lambda join: _to_the_end(join, network)}
 
 
 def _cells(joins: Sequence[str], network: str) -> dict[str, Cell]:
@@ -212,11 +238,7 @@ EXPERIMENTS = [
         "figure 8",
         "RPJ",
         "Results over a reliable network",
-        _cells(JOINS, "reliable")
-        | {
-            f"{join} to the end": Cell(measure, join=join, arrival="harmony", speed=1, network="reliable", whole=True)
-            for join in JOINS
-        },
+        _cells((*JOINS, OURS), "reliable") | _whole("reliable"),
         [
             Claim(
                 "most-results",
@@ -230,8 +252,9 @@ EXPERIMENTS = [
                 "similar",
                 _clean_up_alike,
             ),
+            *ours.claims(_ours("reliable"), JOINS, _ours_to_the_end("reliable")),
         ],
-        _panels("results", JOINS, "reliable", _RESULTS),
+        _panels("results", (*JOINS, OURS), "reliable", _RESULTS),
         key=True,
     ),
     Experiment(
@@ -239,7 +262,7 @@ EXPERIMENTS = [
         "figure 9",
         "RPJ",
         "Cost of a result over a reliable network",
-        _cells(JOINS, "reliable"),
+        _cells((*JOINS, OURS), "reliable"),
         [
             Claim(
                 "lowest-cost",
@@ -248,15 +271,16 @@ EXPERIMENTS = [
                 _first_at_all_times("reliable", "cost", JOINS[1:]),
             ),
             Claim("surge", "The cost surges when memory first overflows (harmony, 1:1).", "a surge", _surge),
+            ours.cheapest(_ours("reliable"), JOINS),
         ],
-        _panels("cost", JOINS, "reliable", _COST),
+        _panels("cost", (*JOINS, OURS), "reliable", _COST),
     ),
     Experiment(
         "rpj-10",
         "figure 10",
         "RPJ",
         "Results over an unreliable network",
-        _cells(JOINS, "reliable") | _cells(JOINS, "unreliable"),
+        _cells(JOINS, "reliable") | _cells((*JOINS, OURS), "unreliable") | _whole("unreliable"),
         [
             Claim("most-results", "RPJ has the most results when the last row arrives.", "most", _most_in_the_end),
             Claim("larger-lead", "RPJ's lead is larger than over a reliable network.", "more significant", _lead_grows),
@@ -266,8 +290,9 @@ EXPERIMENTS = [
                 "RPJ most, the others about 20%",
                 _shares,
             ),
+            *ours.claims(_ours("unreliable"), JOINS, _ours_to_the_end("unreliable")),
         ],
-        _panels("results", JOINS, "unreliable", _RESULTS),
+        _panels("results", (*JOINS, OURS), "unreliable", _RESULTS),
         key=True,
         note=_UNRELIABLE,
     ),
@@ -276,12 +301,13 @@ EXPERIMENTS = [
         "figure 11",
         "RPJ",
         "What RPJ does in silences",
-        _cells(VARIANTS, "unreliable"),
+        _cells((*VARIANTS, OURS), "unreliable"),
         [
             Claim("most-results", "RPJ has more results than with one kind of task alone.", "most", _best_of_variants),
             Claim("dd-above-md", "RPJ-dd has more results than RPJ-md.", "a faster output rate", _dd_above_md),
+            *ours.claims(_ours("unreliable"), VARIANTS),
         ],
-        _panels("results", VARIANTS, "unreliable", _RESULTS),
+        _panels("results", (*VARIANTS, OURS), "unreliable", _RESULTS),
         note=_UNRELIABLE,
     ),
     Experiment(
@@ -289,7 +315,7 @@ EXPERIMENTS = [
         "figure 12",
         "RPJ",
         "Cost of what RPJ does in silences",
-        _cells(VARIANTS, "unreliable"),
+        _cells((*VARIANTS, OURS), "unreliable"),
         [
             Claim("lowest-cost", "RPJ has the lowest cost per result in the end.", "smallest", _cheapest_in_the_end),
             Claim(
@@ -298,8 +324,9 @@ EXPERIMENTS = [
                 "surges early, then falls below",
                 _dd_falls_below_md,
             ),
+            ours.cheapest(_ours("unreliable"), VARIANTS),
         ],
-        _panels("cost", VARIANTS, "unreliable", _COST),
+        _panels("cost", (*VARIANTS, OURS), "unreliable", _COST),
         note=_UNRELIABLE,
     ),
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from experiments import rpj_streams
+from experiments import ours, rpj_figures, rpj_streams
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
+from experiments.ours import OURS
 from experiments.simulated import Contestant, equal_pairs, measured, run
 from watersmeet.policies.flush import OptimalFlush
 
@@ -77,10 +78,14 @@ def _panels(results: Results) -> Sequence[Panel]:
             arrival,
             "% of the transmission",
             "results",
-            {policy: results.curve(f"{policy}, {arrival}", "results") for policy in POLICIES},
+            {policy: results.curve(f"{policy}, {arrival}", "results") for policy in (*POLICIES, OURS)},
         )
         for arrival in rpj_streams.ARRIVALS
     ]
+
+
+def _cell_of(arrival: str) -> Callable[[str], str]:
+    return lambda policy: f"{policy}, {arrival}"
 
 
 EXPERIMENTS = [
@@ -94,6 +99,12 @@ EXPERIMENTS = [
             for arrival in rpj_streams.ARRIVALS
             for policy in POLICIES
         }
+        | {
+            f"{OURS}, {arrival}": Cell(
+                rpj_figures.measure, join=OURS, arrival=arrival, speed=1, network="reliable"
+            )
+            for arrival in rpj_streams.ARRIVALS
+        }
         | {"example": Cell(worked_example)},
         [
             Claim("optimal-first", "The optimal policy gives at least as many results as any other.", "optimal",
@@ -105,6 +116,7 @@ EXPERIMENTS = [
             Claim("all-is-worst", "Flushing everything is worst.", "minimizes the efficiency", _all_is_worst),
             Claim("worked-example", "The worked example flushes exactly 10 and 5 rows.",
                   "10 rows of R1 with value 1, 5 of R2 with value 2", _gives_ten_and_five),
+            *ours.claims({arrival: _cell_of(arrival) for arrival in rpj_streams.ARRIVALS}, POLICIES),
         ],
         _panels,
     )

@@ -10,7 +10,8 @@ import pytest
 
 from watersmeet.checks import ConformanceError, conform, make_case, run_case
 from watersmeet.joins.confluence import Confluence
-from watersmeet.matching.settlement import OwingRows, OwingRuns
+from watersmeet.matching.reading import Pages
+from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
 from watersmeet.policies.settling import Settling
 
 CASES = 100
@@ -50,6 +51,22 @@ def _nothing_seen() -> None:
 def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
     conform(Watched, cases=CASES, seed=7_000, **options)
     assert proofs <= set(+Watched.seen), Watched.seen
+
+
+def test_every_pair_exactly_once_where_all_rows_meet_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: Counter[str] = Counter()
+    meet = Settlement._meet_crowd
+
+    def counted(self: Settlement, crowd: int, pairs: Any) -> int:
+        met["again" if self._link > 0 else "first"] += 1
+        return meet(self, crowd, pairs)
+
+    monkeypatch.setattr("watersmeet.matching.settlement._MANY_EQUAL", 1)
+    monkeypatch.setattr(Settlement, "_meet_crowd", counted)
+    pages = Pages(hashes=16, rows=4)
+    for options in ({"pages": pages}, {"pages": pages, "settling": LATE}):
+        conform(Watched, cases=CASES, seed=8_000, **options)
+    assert met["first"] > 0 and met["again"] > 0, "a buffer was full in the midst of it"
 
 
 def all_owe(debtor: Any, rows: Any, entry: Any) -> None:

@@ -25,6 +25,7 @@ from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, RunEntry, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
@@ -139,6 +140,9 @@ class Confluence(ProgressiveJoin):
     once they have settled.
 
     :param settling: when rows settle, and when they wait for others.
+    :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek; rows of
+        one hash then meet a run page by page. Without, work on the disk is counted by bytes.
+    :param fan_in: so many runs become one; None: by the memory.
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
 
@@ -171,6 +175,8 @@ class Confluence(ProgressiveJoin):
         *,
         delay: float | str | timedelta | None = None,
         settling: Settling | None = None,
+        pages: Pages | None = None,
+        fan_in: int | None = None,
         grain: Grain | None = None,
     ) -> None:
         self.refuse_unfit(spec)
@@ -187,12 +193,15 @@ class Confluence(ProgressiveJoin):
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 16))
         self.budget.reservation("writing").grow(self._block_bytes)
         self._catalogue = self.budget.reservation("catalogue of runs")
-        self._catalogue.set_aside(_LEAST_RUNS * _RUN_BYTES)
-        self._fan_in = 3 if memory < _TINY else 4 if memory < _SMALL else 16
+        self._fan_in = fan_in or (3 if memory < _TINY else 4 if memory < _SMALL else 16)
+        records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
+        self._catalogue.set_aside(max(records, _LEAST_RUNS * _RUN_BYTES))
         self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
         """The runs of each side, and who owes whom."""
         self.settled = [0, 0]
         """Rows of each memtable with smaller numbers owe no run at all."""
+        self._settled_at = [0, 0]
+        """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
         """Settlements that have begun; one that gave way to arrivals goes on later."""
         self._full = False
@@ -202,6 +211,7 @@ class Confluence(ProgressiveJoin):
         self._written = 0
         self._delay = None if delay is None else parse_seconds(delay, "delay")
         self._policy = settling or Settling()
+        self._pages = pages
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
@@ -348,7 +358,9 @@ class Confluence(ProgressiveJoin):
         return self._is_worth_settling(side)
 
     def _is_worth_settling(self, side: int) -> bool:
-        return self._policy.is_worth_it(self.owing(side), self._hashes_owed(side))
+        # A slow input's rows are few, and each owes a lot: what came of both inputs since makes up for a pass, too.
+        arrived = self.clock - self._settled_at[side]
+        return self._policy.is_worth_it(max(self.owing(side), arrived // 2), self._hashes_owed(side))
 
     def _next_task(self) -> Task | None:
         return self._urgent_task() or super()._next_task()
@@ -393,10 +405,14 @@ class Confluence(ProgressiveJoin):
             return None
         side = self._victim()
         for each in (side, 1 - side):
-            if self._owing_runs(each) or (each == side and self._rows_owe(each)):
+            if self._owing_runs(each) or (self._rows_owe(each) and (each == side or self._keeps_runs_apart(each))):
                 return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
+
+    def _keeps_runs_apart(self, side: int) -> bool:
+        """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
+        return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= self._fan_in
 
     def _victim(self) -> int:
         """Whose rows leave memory: those that would be forgotten, else the larger part."""
@@ -436,6 +452,7 @@ class Confluence(ProgressiveJoin):
                 OwingRuns(owing) if owing else OwingRows(self.tables[side], self.settled[side], self.tables[side].rows)
             )
             settling = self._settling[side] = self._settlement(side, debtor)
+            self._settled_at[side] = self.clock
             self.events[f"settled {why}"] += 1
             self.events["runs settled"] += len(owing)
         return SettlementTask(self, settling, urgent)
@@ -443,7 +460,7 @@ class Confluence(ProgressiveJoin):
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
         """A settlement with all runs there are, or with those of these names."""
         entries = [entry for entry in self.runs[1 - side] if names is None or entry.run.name in names]
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes)
+        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
@@ -487,6 +504,8 @@ class Confluence(ProgressiveJoin):
 
     def _reactive_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.owes(side)]
+        # What has begun goes on; else the side whose rows will likely find most, so that neither waits for the other.
+        owing.sort(key=lambda side: (self._settling[side] is None, -self.owing(side) * self._hashes_owed(side)))
         return self._settle_task(owing[0], "in a silence") if owing else None
 
     def _clean_up_task(self) -> Task | None:
@@ -538,7 +557,6 @@ class Confluence(ProgressiveJoin):
         return sum(entry.run.rows for entry in self.runs[1 - side])
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
-        page_bytes = self.sizing.page_bytes
         block_rows = block_rows_for(table.held, table.rows, self._block_bytes)
         writer = RunWriter(self.store, self._new_name(side), table.types, table.rows, block_rows)
         try:
@@ -557,9 +575,13 @@ class Confluence(ProgressiveJoin):
         except BaseException:
             writer.abort()
             raise
-        self.meter.pages_written += -(-run.nbytes // page_bytes)
+        self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run
+
+    def _pages_of(self, rows: int, nbytes: int) -> int:
+        """Pages of so many rows of a run."""
+        return -(-nbytes // self.sizing.page_bytes) if self._pages is None else self._pages.of(rows)
 
     def _sorted(self, table: Memtable) -> Iterator[int]:
         """All rows in the order of their hashes, a slice at a time; tells how many it holds."""
@@ -605,10 +627,15 @@ class Confluence(ProgressiveJoin):
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
         passed = merge.work()
-        pages = -(-passed * sum(run.nbytes for run in merge.runs) // sum(run.rows for run in merge.runs))
-        pages = -(-pages // self.sizing.page_bytes)
+        rows, nbytes = sum(run.rows for run in merge.runs), sum(run.nbytes for run in merge.runs)
+        # All rows are passed twice: for their hashes, then for the rest.
+        pages = -(-passed * self._pages_of(rows, nbytes) // (2 * rows))
         self.meter.pages_read += pages
         self.meter.pages_written += pages
+        if self._pages is not None:
+            # Memory that waits for results, a quarter, is divided among the runs that are read.
+            at_once = max(1, 4 * self._pages.at_once // len(merge.runs))
+            self.meter.seeks += -(-pages // at_once) - (-pages // self._pages.at_once)
         return max(1, passed)
 
     def merged(self, side: int, merge: Merge) -> None:
@@ -639,6 +666,7 @@ class Confluence(ProgressiveJoin):
         return [entry.run.name for entries in self.runs for entry in entries], {
             "runs": [[entry.to_state() for entry in entries] for entries in self.runs],
             "settled": list(self.settled),
+            "settled_at": list(self._settled_at),
             "settling": settling,
             "full": self._full,
             "written": self._written,
@@ -652,6 +680,7 @@ class Confluence(ProgressiveJoin):
             types = self.plans[side].types
             self.runs[side][:] = [RunEntry(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
         self.settled = list(state["settled"])
+        self._settled_at = list(state["settled_at"])
         self._full, self._written = state["full"], state["written"]
         self._count_runs()
 

@@ -36,6 +36,7 @@ from watersmeet.core.arrays import Bool, Int64, Uint64
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.merge import probe_sorted
 from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
 from watersmeet.runs.sorted_run import MergedRows, SortedRun
@@ -43,6 +44,8 @@ from watersmeet.tables.memtable import Memtable, Walk
 
 _HASH_BYTES = 8
 _SAMPLED = 64
+_MANY_EQUAL = 8
+"""Owing rows of one hash, from which on they meet equal rows of a run page by page: each page is read once for all."""
 _EVERYTHING = 1 << 62
 _MOST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
@@ -111,6 +114,10 @@ class Debtor(Protocol):
         """Which of some rows owe a run; None: all do."""
         ...
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        """Count what it took to find the next rows."""
+        ...
+
     def to_state(self) -> dict[str, Any]:
         """For a snapshot, but for the place."""
         ...
@@ -150,6 +157,9 @@ class OwingRows:
     def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
         return None if entry.since <= self._walk.low else rows >= entry.since
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        """They are in memory."""
+
     def to_state(self) -> dict[str, Any]:
         return {"low": self._walk.low, "high": self._walk.high, "sorting": self._walk.sorting}
 
@@ -182,6 +192,15 @@ class OwingRuns:
     def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
         return None if entry.birth < self._before.min() else self._before[rows >> 32] > entry.birth
 
+    def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
+        meter.pages_read += max(len(self._entries), -(-rows // pages.hashes))
+        meter.seeks += len(self._entries)
+
+    def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
+        """Count what it takes to read some of them."""
+        each = distinct((rows >> 32 << 32) + (rows & 0xFFFFFFFF) // pages.rows)
+        count_pages(each, ELSEWHERE, meter)
+
     def to_state(self) -> dict[str, Any]:
         return {"owing": [entry.run.name for entry in self._entries]}
 
@@ -198,13 +217,24 @@ class Settlement:
     behind the slice have met none.
     """
 
-    def __init__(self, side: int, debtor: Debtor, entries: Sequence[RunEntry], buffer: Slice, page_bytes: int) -> None:
+    def __init__(
+        self,
+        side: int,
+        debtor: Debtor,
+        entries: Sequence[RunEntry],
+        buffer: Slice,
+        page_bytes: int,
+        pages: Pages | None = None,
+    ) -> None:
         self.side = side
         self.debtor = debtor
         self._entries = list(entries)
         self._all = MergedRows([entry.run for entry in entries])
         self._buffer = buffer
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
+        self._reading = None if pages is None else Reading(pages)
+        self._crowds: dict[int, int] = {}
+        self._crowd_starts: Int64 = np.empty(0, np.int64)
         self._length = 0
         self._at = len(self._entries)
         self._next, self._link, self._near = 0, -1, -1
@@ -242,6 +272,9 @@ class Settlement:
             self._slice_at = self.debtor.place()
             self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
             self._buffer.owner = self
+            self._find_crowds()
+            if self._reading is not None:
+                self.debtor.count_slice(self._length, self._reading.pages, meter)
             self._begin_run(0 if self._length else len(self._entries))
             self.found = 0
             meter.probes += self._length
@@ -261,6 +294,22 @@ class Settlement:
     def _begin_run(self, number: int) -> None:
         self._at = number
         self._next, self._link, self._near = 0, -1, -1
+        if self._reading is not None and number < len(self._entries):
+            self._reading.begin_run(self._entries[number].run.rows)
+
+    def _find_crowds(self) -> None:
+        """Where many rows of the slice have one hash: the first of them, and how many there are.
+
+        They meet a run page by page where pages are counted; elsewhere a page that was read is near anyway.
+        """
+        if self._reading is None:
+            return
+        hashes = self._buffer.hashes[: self._length]
+        starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: self._length])
+        sizes = np.diff(starts, append=self._length)
+        many = sizes >= _MANY_EQUAL
+        self._crowds = dict(zip(starts[many].tolist(), sizes[many].tolist(), strict=True))
+        self._crowd_starts = starts[many]
 
     def _take_slice_again(self) -> None:
         """Somebody else has used the buffer since: the same rows once more, and no more of them."""
@@ -270,6 +319,7 @@ class Settlement:
         assert count >= self._length
         self.debtor.go_to(behind)
         self._buffer.owner = self
+        self._find_crowds()
 
     def _rows_at_once(self) -> int:
         """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
@@ -282,30 +332,79 @@ class Settlement:
         run, hashes = entry.run, self._buffer.hashes[: self._length]
         if self._near < 0:
             self._near = int(np.searchsorted(run.hashes(), hashes[self._next]))
-            meter.seeks += 1
         start, near, before = self._next, self._near, pairs.count
         stop = min(self._length, start + fuel)
+        crowd = self._crowds.get(start, 0)
         if not run.trusted:
-            run.check_hashes(near, int(np.searchsorted(run.hashes(), hashes[stop - 1], side="right")))
-        room = pairs.room
-        pairs.count, self._next, self._link, self._near, visited = probe_sorted(
-            hashes, start, stop, self._link, run.hashes(), near, pairs.probes[:room], pairs.rows[:room], before
-        )
+            last = hashes[start if crowd else stop - 1]
+            run.check_hashes(near, int(np.searchsorted(run.hashes(), last, side="right")))
+        visited = self._meet_crowd(crowd, pairs) if crowd else self._meet(stop, pairs)
         found = pairs.count - before
-        if found:
-            pairs.rows[before : pairs.count] += self._at << 32
-            owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
-            if owing is not None:
-                pairs.filter(owing, before)
         passed = self._next - start
         meter.probes += passed
         meter.comparisons += visited
-        # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
-        meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
+        if self._reading is not None:
+            self._reading.read_hashes(near, self._near, max(1, passed), meter)
+        else:
+            # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
+            meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
+        if found:
+            self._take(pairs, before, entry, meter)
         self._resident += run.nbytes * (self._near - near) // run.rows
         if self._next == self._length:
             self._begin_run(self._at + 1)
         return max(1, passed) + found
+
+    def _meet(self, stop: int, pairs: PairBuffer) -> int:
+        """Rows of the slice meet the run one after the other; returns how many rows were visited."""
+        if len(self._crowd_starts):
+            crowd = int(np.searchsorted(self._crowd_starts, self._next))
+            if crowd < len(self._crowd_starts):
+                stop = min(stop, int(self._crowd_starts[crowd]))
+        room = pairs.room
+        pairs.count, self._next, self._link, self._near, visited = probe_sorted(
+            self._buffer.hashes[: self._length],
+            self._next,
+            stop,
+            self._link,
+            self._entries[self._at].run.hashes(),
+            self._near,
+            pairs.probes[:room],
+            pairs.rows[:room],
+            pairs.count,
+        )
+        return int(visited)
+
+    def _meet_crowd(self, crowd: int, pairs: PairBuffer) -> int:
+        """Many rows of one hash meet the run's rows of that hash, each of those all of them before the next.
+
+        So each page of the run is read once, however many they are. `_link` is the number of the next pair.
+        """
+        hashes, wanted = self._entries[self._at].run.hashes(), self._buffer.hashes[self._next]
+        self._near += int(np.searchsorted(hashes[self._near :], wanted))
+        equal = int(np.searchsorted(hashes[self._near :], wanted, side="right"))
+        number, before = max(0, self._link), pairs.count
+        count = min(crowd * equal - number, pairs.room - before)
+        numbers = np.arange(number, number + count)
+        pairs.probes[before : before + count] = self._next + numbers % crowd
+        pairs.rows[before : before + count] = self._near + numbers // crowd
+        pairs.count += count
+        self._link = number + count
+        if self._link == crowd * equal:
+            self._next, self._link, self._near = self._next + crowd, -1, self._near + equal
+        return max(1, count)
+
+    def _take(self, pairs: PairBuffer, before: int, entry: RunEntry, meter: Meter) -> None:
+        """Of the pairs that were found, keep those that are owed; their rows are read."""
+        owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
+        if owing is not None:
+            pairs.filter(owing, before)
+        if self._reading is not None and pairs.count > before:
+            self._reading.read_rows(pairs.rows[before : pairs.count], meter)
+            if isinstance(self.debtor, OwingRuns):
+                rows = self._buffer.rows[pairs.probes[before : pairs.count]]
+                self.debtor.count_rows(rows, self._reading.pages, meter)
+        pairs.rows[before : pairs.count] += self._at << 32
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""

@@ -15,8 +15,8 @@ class Settling:
     >>> usual = Settling()
     >>> usual.is_worth_it(5_000, 100_000), usual.is_worth_it(5_000, 1_000_000), usual.is_worth_it(100, 100)
     (True, False, False)
-    >>> usual.can_wait(5_000, 50_000), usual.can_wait(5_000, 1_000_000)
-    (False, True)
+    >>> usual.can_wait(5_000, 50_000), usual.can_wait(5_000, 1_000_000), usual.can_wait(0, 0)
+    (False, True, False)
     """
 
     hashes_per_row: int = 32
@@ -34,5 +34,8 @@ class Settling:
         return owing >= max(self.least_rows, hashes // self.hashes_per_row)
 
     def can_wait(self, owing: int, hashes: int) -> bool:
-        """Whether a memory-full of rows had better be written, and settle together with others later."""
-        return owing * self.passes_saved <= hashes
+        """Whether a memory-full of rows had better be written, and settle together with others later.
+
+        Where nothing is owed, nothing is saved: then one side alone leaves memory, and arrivals meet the other there.
+        """
+        return hashes > 0 and owing * self.passes_saved <= hashes

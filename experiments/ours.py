@@ -1,0 +1,125 @@
+"""Our own join beside the papers' operators: how it is run in their settings, and what we claim of it.
+
+Confluence is of no paper. It runs in the papers' cost models, with memory for as many rows as everybody has, and what
+it writes is charged in the papers' pages: a tuple takes its place on a page as anybody's does, and its hash takes 8
+bytes more on a page of hashes. A page of tuples is read if one of them matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from experiments.model import Claim, Results, Verdict, always
+from experiments.simulated import Contestant, Machine
+from watersmeet.matching.reading import Pages
+
+OURS = "Confluence"
+_HASH_BYTES = 8
+_BUFFER_SHARE = 16
+"""Of the memory, one part is for what is read or written at once."""
+_FAN_IN = 32
+"""Runs that become one. A merge of runs takes a seek for nearly every page if memory is small; in the papers' settings
+there are fewer runs of a side than this, so that none takes place."""
+_EQUAL = 0.995
+_MOST_ONLINE = 0.95
+_NOT_OF_THE_PAPER = "(ours, not the paper's)"
+
+Cells = Mapping[str, Callable[[str], str]]
+"""The cases that a claim is about: for each, the name of a join's cell."""
+
+
+def contestant(machine: Machine) -> Contestant:
+    """Confluence on a machine."""
+    at_once = max(1, machine.memory_rows // machine.page_rows // _BUFFER_SHARE)
+    pages = Pages(machine.page_bytes // _HASH_BYTES, machine.page_rows, at_once)
+    return Contestant.of(OURS, "confluence", pages=pages, fan_in=_FAN_IN)
+
+
+def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None) -> list[Claim]:
+    """What we claim wherever results are counted; clean-ups are compared where joins ran to the end."""
+    found = [
+        Claim(
+            "confluence-most",
+            f"{OURS} has the most results at every time.",
+            _NOT_OF_THE_PAPER,
+            lambda results: _most_at_every_time(results, cases, rivals),
+        ),
+        Claim(
+            "confluence-online",
+            f"{OURS} has at least {_MOST_ONLINE:.0%} of all results when the last row arrives.",
+            _NOT_OF_THE_PAPER,
+            lambda results: _nearly_all_online(results, cases, rivals),
+        ),
+    ]
+    if to_the_end is not None:
+        found.append(
+            Claim(
+                "confluence-clean-up",
+                f"{OURS}'s clean-up is the shortest.",
+                _NOT_OF_THE_PAPER,
+                lambda results: _shortest_clean_up(results, to_the_end, rivals),
+            )
+        )
+    return found
+
+
+def cheapest(cases: Cells, rivals: Sequence[str]) -> Claim:
+    """What we claim where the cost of results is compared."""
+    return Claim(
+        "confluence-cheapest",
+        f"{OURS} has the lowest cost per result in the end.",
+        _NOT_OF_THE_PAPER,
+        lambda results: _cheapest_in_the_end(results, cases, rivals),
+    )
+
+
+def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:
+    holds, told = {}, []
+    for case, cell in cases.items():
+        own = results.curve(cell(OURS), "results")
+        best = np.max([results.curve(cell(join), "results").y for join in rivals], axis=0)
+        leads = np.divide(own.y, best, out=np.full_like(best, np.inf), where=best > 0)
+        at = int(leads.argmin())
+        holds[case] = bool(leads[at] >= _EQUAL)
+        behind = np.flatnonzero(leads < _EQUAL)
+        if not len(behind):
+            told.append(f"{case} {leads[at]:.2f}x at least, {leads[-1]:.2f}x in the end")
+        elif behind[-1] == len(leads) - 1:
+            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
+        else:
+            first = f"first from {own.x[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
+            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {first}")
+    verdict = always(f"{OURS} first at all times", holds)
+    return Verdict(verdict.holds, f"{verdict.measured}; to the best rival: {'; '.join(told)}")
+
+
+def _nearly_all_online(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:
+    shares = {case: results.median(cell(OURS), "share") for case, cell in cases.items()}
+    verdict = always(f"{_MOST_ONLINE:.0%} and more", {case: share >= _MOST_ONLINE for case, share in shares.items()})
+    told = []
+    for case, cell in cases.items():
+        best = max(rivals, key=lambda join: results.median(cell(join), "share"))
+        told.append(f"{shares[case]:.1%} {case} (next is {best}: {results.median(cell(best), 'share'):.1%})")
+    return Verdict(verdict.holds, f"{verdict.measured}; {', '.join(told)}")
+
+
+def _shortest_clean_up(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:
+    holds, told = {}, []
+    for case, cell in cases.items():
+        after = {join: results.median(cell(join), "after") for join in (OURS, *rivals)}
+        holds[case] = after[OURS] <= min(after.values())
+        told.append(f"{case}: " + ", ".join(f"{join} {seconds:.2f} s" for join, seconds in after.items()))
+    verdict = always("shortest", holds)
+    return Verdict(verdict.holds, f"{verdict.measured}; {'; '.join(told)}")
+
+
+def _cheapest_in_the_end(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:
+    leads = {}
+    for case, cell in cases.items():
+        costs = {join: float(results.curve(cell(join), "cost").y[-1]) for join in (OURS, *rivals)}
+        leads[case] = min(costs[join] for join in rivals) / costs[OURS]
+    verdict = always("cheapest", {case: lead >= _EQUAL for case, lead in leads.items()})
+    told = ", ".join(f"{lead:.2f}x {case}" for case, lead in leads.items())
+    return Verdict(verdict.holds, f"{verdict.measured}; the cheapest rival costs {told} as much")
