@@ -34,9 +34,9 @@ def short(settings: Settings) -> Iterator[Figure]:
         contestants: dict[str, Callable[[], tuple[float, int]]] = {
             "in memory": partial(_run, left, right, AMPLE * size)
         }
-        contestants |= {share: partial(_run, left, right, int(part * size)) for share, part in SHARES.items()}
+        contestants |= {share: partial(_run, left, right, _memory(part, size)) for share, part in SHARES.items()}
         if settings.peers:
-            contestants[f"{RIVAL} 10%"] = partial(_run, left, right, int(SHARES["10%"] * size), RIVAL)
+            contestants[f"{RIVAL} 10%"] = partial(_run, left, right, _memory(SHARES["10%"], size), RIVAL)
         _run(left.slice(0, BATCH_ROWS), right.slice(0, BATCH_ROWS), 1 << 20)
         runs = take_turns(contestants, settings.repeat)
         own = middle(runs["in memory"], lambda run: run[0])
@@ -48,6 +48,11 @@ def short(settings: Settings) -> Iterator[Figure]:
             yield Figure(f"{name}: 10%, {RIVAL}", middle(runs[f"{RIVAL} 10%"], lambda run: run[0]), "s", own)
         expected = matches(left, right)
         yield exactness(sum(run[1] != expected for each in runs.values() for run in each), f"{name}: wrong runs")
+
+
+def _memory(share: float, size: int) -> int:
+    """A share of the input, but as much as any join needs where that is scaled down."""
+    return max(1 << 17, int(share * size))
 
 
 def _keys(name: str, rows: int, settings: Settings, side: int) -> pa.Table:

@@ -23,6 +23,7 @@ PROMISED = [
     "small-batches",
     "skew",
     "bounded",
+    "short",
     "lookup",
     "memory",
     "multiway",
@@ -110,9 +111,9 @@ def test_says_so_where_there_are_no_benchmarks(tmp_path: Path, monkeypatch: pyte
 def test_compares_with_a_peer_in_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("duckdb")
     found = records(tmp_path / "figures.json", "inmemory", "--peers", "--scale", "0.02")
-    total = next(record for record in found if record["metric"] == "total, xjoin")
+    total = next(record for record in found if record["metric"] == "total, confluence")
     assert total["ratio"] == pytest.approx(total["value"] / total["peer"])
-    assert total["target"] == "<= 0.8 x"
+    assert total["target"] == "<= 0.75 x"
     assert total["holds"] is None, "a target is about the full size"
     wrong = next(record for record in found if record["metric"] == "wrong results")
     assert wrong["value"] == 0
@@ -126,6 +127,12 @@ def test_runs_without_peers_and_judges_nothing_by_them(tmp_path: Path) -> None:
     assert {record["bench"] for record in found} == {"skew", "small-batches"}
     assert all(record["peer"] is None and record["ratio"] is None for record in found)
     assert all(record["value"] == 0 for record in found if record["metric"].startswith("wrong"))
+
+
+def test_short_memory_is_exact(tmp_path: Path) -> None:
+    found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", "short", "--scale", "0.02")}
+    assert found["uniform: wrong runs"] == found["zipf: wrong runs"] == 0
+    assert found["uniform: 1%"] > 0 and found["zipf: 1%"] > 0
 
 
 def test_bounded_spills_and_is_exact(tmp_path: Path) -> None:
