@@ -10,6 +10,7 @@ import pytest
 
 from watersmeet.checks import ConformanceError, conform, make_case, run_case
 from watersmeet.joins.confluence import Confluence
+from watersmeet.matching.debts import Debts
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
 from watersmeet.policies.settling import Settling
@@ -77,10 +78,10 @@ def none_owe(debtor: Any, rows: Any, entry: Any) -> Any:
     return rows < 0
 
 
-def all_had_left(join: Confluence, side: int, entry: Any) -> None:
+def all_had_left(debts: Debts, side: int, entry: Any) -> None:
     """A run is owed by rows that were in memory with it, too."""
     entry.since = 0
-    real_add_run(join, side, entry)
+    real_add_run(debts, side, entry)
 
 
 def first_rows_owe_nothing(debtor: Any, rows: Any, entry: Any) -> Any:
@@ -94,31 +95,31 @@ def settled_but_one(join: Confluence, settlement: Any) -> None:
     rows = join.tables[settlement.side].rows
     if isinstance(settlement.debtor, OwingRows) and settlement.side not in repeated:
         repeated.add(settlement.side)
-        join.settled[settlement.side] = min(rows, settlement.debtor.to_state()["low"])
+        join.debts.settled[settlement.side] = min(rows, settlement.debtor.to_state()["low"])
 
 
 def all_settled(join: Confluence, settlement: Any) -> None:
     """Rows that came while others settled are taken for settled."""
     real_settled(join, settlement)
-    join.settled[settlement.side] = join.tables[settlement.side].rows
+    join.debts.settled[settlement.side] = join.tables[settlement.side].rows
 
 
 def written_as_settled(join: Confluence) -> None:
     """Runs that owe do not say so."""
     real_flush_owing(join)
     for side in (0, 1):
-        for entry in join.runs[side]:
+        for entry in join.debts.runs[side]:
             entry.owes_before = None
 
 
 repeated: set[int] = set()
-real_add_run = Confluence._add_run
+real_add_run = Debts.add
 real_settled, real_flush_owing = Confluence.settled_now, Confluence._flush_owing
 
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = {
     "all rows owe all runs": (OwingRows, "owing", all_owe, {}),
     "no row owes anything": (OwingRows, "owing", none_owe, {}),
-    "a run is owed by rows that were there": (Confluence, "_add_run", all_had_left, {}),
+    "a run is owed by rows that were there": (Debts, "add", all_had_left, {}),
     "the first rows after a flush owe nothing": (OwingRows, "owing", first_rows_owe_nothing, {}),
     "rows that settled settle again": (Confluence, "settled_now", settled_but_one, {}),
     "rows that came meanwhile have settled": (Confluence, "settled_now", all_settled, {}),

@@ -6,7 +6,7 @@ Our own join. See `Confluence`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -23,18 +23,20 @@ from watersmeet.core.windows import parse_seconds
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.reading import Pages
-from watersmeet.matching.settlement import OwingRows, OwingRuns, RunEntry, Settlement, Slice
+from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
-from watersmeet.runs.sorted_run import RunWriter, SortedRun
-from watersmeet.runs.spine import Merge, block_rows_for, to_merge
+from watersmeet.runs.flush import write_run
+from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe
-from watersmeet.tables.memtable import Memtable, Walk
+from watersmeet.tables.memtable import Memtable
 
 _RUN_BYTES = 512
 """What is remembered of a run."""
@@ -196,10 +198,7 @@ class Confluence(ProgressiveJoin):
         self._fan_in = fan_in or (3 if memory < _TINY else 4 if memory < _SMALL else 16)
         records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
         self._catalogue.set_aside(max(records, _LEAST_RUNS * _RUN_BYTES))
-        self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
-        """The runs of each side, and who owes whom."""
-        self.settled = [0, 0]
-        """Rows of each memtable with smaller numbers owe no run at all."""
+        self.debts = Debts(self.tables)
         self._settled_at = [0, 0]
         """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
@@ -250,14 +249,14 @@ class Confluence(ProgressiveJoin):
         """When the oldest row that owes something has owed it for as long as it may."""
         if self._delay is None:
             return None
-        firsts = [self._came[side].first for side in (0, 1) if self.owes(side)]
+        firsts = [self._came[side].first for side in (0, 1) if self.debts.owes(side)]
         return min((first + self._delay for first in firsts if first is not None), default=None)
 
     def report(self) -> Report:
         """How late pairs were, and how many rows have yet to settle."""
-        if not any(self.runs) and not self.longest_wait:
+        if not any(self.debts.runs) and not self.longest_wait:
             return Report()
-        owing = sum(self.owing(side) for side in (0, 1)) if self.tables else 0
+        owing = sum(self.debts.owing(side) for side in (0, 1)) if self.tables else 0
         return Report(lateness=Lateness(*self.lateness.median_and_p99(), self.longest_wait, owing))
 
     @property
@@ -269,44 +268,24 @@ class Confluence(ProgressiveJoin):
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
-        for side in (0, 1):
-            other = self.tables[1 - side]
-            assert 0 <= self.settled[side] <= self.tables[side].rows
-            assert all(0 <= entry.since <= other.rows for entry in self.runs[side])
-            assert all(entry.birth <= self.clock for entry in self.runs[side])
+        self.debts.check(self.clock)
 
     def close(self) -> None:
         """Let go of everything."""
         self._abort_merge()
         super().close()
-        self.runs = ([], [])
+        self.debts.close()
         self._settling = [None, None]
 
-    # --- who owes ---
-
-    def owes(self, side: int) -> bool:
-        """Whether rows of a side have yet to meet runs of the other."""
-        return self._rows_owe(side) or bool(self._owing_runs(side))
-
-    def _rows_owe(self, side: int) -> bool:
-        rows = self.tables[side].rows if self.tables else 0
-        return self.settled[side] < rows and any(entry.since < rows for entry in self.runs[1 - side])
-
-    def _owing_runs(self, side: int) -> list[RunEntry]:
-        return [entry for entry in self.runs[side] if entry.owes_before is not None]
-
-    def owing(self, side: int) -> int:
-        """How many rows of a side owe."""
-        rows = self.tables[side].rows - self.settled[side] if self._rows_owe(side) else 0
-        return rows + sum(entry.run.rows for entry in self._owing_runs(side))
+    # --- rows that arrive ---
 
     def must_keep(self, side: int) -> bool:
         """Unless the other input has ended and has nothing on disk."""
-        return not self.exhausted(1 - side) or bool(self.runs[1 - side])
+        return not self.exhausted(1 - side) or bool(self.debts.runs[1 - side])
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Note when rows came, which may have to wait."""
-        if self.runs[1 - side]:
+        if self.debts.runs[1 - side]:
             self._came[side].add(self.tables[side].rows, self._now)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
@@ -350,7 +329,7 @@ class Confluence(ProgressiveJoin):
 
     def _is_due(self, side: int) -> bool:
         """Whether rows of a side should settle before more arrive."""
-        if not self.owes(side):
+        if not self.debts.owes(side):
             return False
         first = self._came[side].first
         if self._delay is not None and first is not None and self._now >= first + self._delay:
@@ -360,7 +339,7 @@ class Confluence(ProgressiveJoin):
     def _is_worth_settling(self, side: int) -> bool:
         # A slow input's rows are few, and each owes a lot: what came of both inputs since makes up for a pass, too.
         arrived = self.clock - self._settled_at[side]
-        return self._policy.is_worth_it(max(self.owing(side), arrived // 2), self._hashes_owed(side))
+        return self._policy.is_worth_it(max(self.debts.owing(side), arrived // 2), self.debts.hashes_owed(side))
 
     def _next_task(self) -> Task | None:
         return self._urgent_task() or super()._next_task()
@@ -384,8 +363,8 @@ class Confluence(ProgressiveJoin):
 
     def _has_too_many_runs(self, side: int) -> bool:
         """Whether runs wait to be merged for rows of the other side that owe some of them and not others."""
-        unmerged = sum(entry.level == 0 and entry.owes_before is None for entry in self.runs[side])
-        return unmerged > self._fan_in and (self.owes(1 - side) or self._settling[1 - side] is not None)
+        unmerged = sum(entry.level == 0 and entry.owes_before is None for entry in self.debts.runs[side])
+        return unmerged > self._fan_in and (self.debts.owes(1 - side) or self._settling[1 - side] is not None)
 
     def _status(self) -> Status:
         status = super()._status()
@@ -405,14 +384,12 @@ class Confluence(ProgressiveJoin):
             return None
         side = self._victim()
         for each in (side, 1 - side):
-            if self._owing_runs(each) or (self._rows_owe(each) and (each == side or self._keeps_runs_apart(each))):
+            if self.debts.owing_runs(each) or (
+                self.debts.rows_owe(each) and (each == side or self.debts.keeps_runs_apart(each, self._fan_in))
+            ):
                 return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
-
-    def _keeps_runs_apart(self, side: int) -> bool:
-        """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
-        return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= self._fan_in
 
     def _victim(self) -> int:
         """Whose rows leave memory: those that would be forgotten, else the larger part."""
@@ -423,12 +400,11 @@ class Confluence(ProgressiveJoin):
         """Whether rows of a memtable may be written before they have settled: if that pays, and all owe the same."""
         if any(map(self.exhausted, (0, 1))) or self._settling[side] is not None:
             return False
-        if len(self._owing_runs(side)) >= min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES)):
+        if len(self.debts.owing_runs(side)) >= min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES)):
             return False
-        if not self._policy.can_wait(self.owing(side), self._hashes_owed(side)):
+        if not self._policy.can_wait(self.debts.owing(side), self.debts.hashes_owed(side)):
             return False
-        rows = self.tables[side].rows
-        return self.settled[side] in (0, rows) and all(entry.since in (0, rows) for entry in self.runs[1 - side])
+        return self.debts.rows_owe_alike(side)
 
     def secure(self, claim: Any, spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
         """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
@@ -447,9 +423,11 @@ class Confluence(ProgressiveJoin):
         """Go on with the settlement of a side, or begin one: of runs that owe, or else of rows in memory."""
         settling = self._settling[side]
         if settling is None:
-            owing = self._owing_runs(side)
+            owing = self.debts.owing_runs(side)
             debtor = (
-                OwingRuns(owing) if owing else OwingRows(self.tables[side], self.settled[side], self.tables[side].rows)
+                OwingRuns(owing)
+                if owing
+                else OwingRows(self.tables[side], self.debts.settled[side], self.tables[side].rows)
             )
             settling = self._settling[side] = self._settlement(side, debtor)
             self._settled_at[side] = self.clock
@@ -459,7 +437,7 @@ class Confluence(ProgressiveJoin):
 
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
         """A settlement with all runs there are, or with those of these names."""
-        entries = [entry for entry in self.runs[1 - side] if names is None or entry.run.name in names]
+        entries = [entry for entry in self.debts.runs[1 - side] if names is None or entry.run.name in names]
         return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
@@ -480,7 +458,7 @@ class Confluence(ProgressiveJoin):
             debtor.settled()
         else:
             assert isinstance(debtor, OwingRows)
-            self.settled[side] = debtor.high
+            self.debts.settled[side] = debtor.high
             self._came[side].forget(debtor.high)
 
     def _note_lateness(self, came: Marks, settlement: Settlement) -> None:
@@ -500,16 +478,18 @@ class Confluence(ProgressiveJoin):
         return 1
 
     def _can_react(self) -> bool:
-        return any(self.owes(side) for side in (0, 1))
+        return any(self.debts.owes(side) for side in (0, 1))
 
     def _reactive_task(self) -> Task | None:
-        owing = [side for side in (0, 1) if self.owes(side)]
+        owing = [side for side in (0, 1) if self.debts.owes(side)]
         # What has begun goes on; else the side whose rows will likely find most, so that neither waits for the other.
-        owing.sort(key=lambda side: (self._settling[side] is None, -self.owing(side) * self._hashes_owed(side)))
+        owing.sort(
+            key=lambda side: (self._settling[side] is None, -self.debts.owing(side) * self.debts.hashes_owed(side))
+        )
         return self._settle_task(owing[0], "in a silence") if owing else None
 
     def _clean_up_task(self) -> Task | None:
-        owing = [side for side in (0, 1) if self.owes(side)]
+        owing = [side for side in (0, 1) if self.debts.owes(side)]
         return self._settle_task(owing[0], "at the end") if owing else None
 
     # --- rows that leave memory ---
@@ -520,7 +500,7 @@ class Confluence(ProgressiveJoin):
         self.events["flushed"] += 1
         run = None if self.exhausted(1 - side) else self._write_run(side, self.tables[side])
         if run is not None:
-            self._add_run(side, RunEntry(run, self.clock, self.tables[1 - side].rows))
+            self.debts.add(side, RunEntry(run, self.clock, self.tables[1 - side].rows))
         self._forget_rows(side)
         self._count_runs()
 
@@ -531,50 +511,26 @@ class Confluence(ProgressiveJoin):
         entries: list[RunEntry | None] = [None, None]
         for side, table in enumerate(self.tables):
             if table.rows:
-                before = int(table.ticks(_FIRST)[0]) if self._rows_owe(side) else None
+                before = int(table.ticks(_FIRST)[0]) if self.debts.rows_owe(side) else None
                 entries[side] = RunEntry(self._write_run(side, table), self.clock, 0, owes_before=before)
         for side, entry in enumerate(entries):
             if entry is not None:
-                self._add_run(side, entry)
+                self.debts.add(side, entry)
         for side in (0, 1):
             self._forget_rows(side)
         self._count_runs()
 
-    def _add_run(self, side: int, entry: RunEntry) -> None:
-        if not self.runs[side]:
-            self.settled[1 - side] = self.tables[1 - side].rows  # until now there was nothing to owe
-        self.runs[side].append(entry)
-
     def _forget_rows(self, side: int) -> None:
         """A memtable is empty now; whatever comes owes all that is on disk."""
         self.forget(side, 0)
-        self.settled[side] = 0
         self._came[side].clear()
-        for entry in self.runs[1 - side]:
-            entry.since = 0
-
-    def _hashes_owed(self, side: int) -> int:
-        return sum(entry.run.rows for entry in self.runs[1 - side])
+        self.debts.rows_left(side)
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
-        block_rows = block_rows_for(table.held, table.rows, self._block_bytes)
-        writer = RunWriter(self.store, self._new_name(side), table.types, table.rows, block_rows)
-        try:
-            for count in self._sorted(table):
-                writer.write_hashes(self._slice.hashes[:count])
-            waiting = np.empty(0, np.int32)
-            for count in self._sorted(table):
-                waiting = np.concatenate([waiting, self._slice.rows[:count]])
-                whole = len(waiting) // block_rows * block_rows
-                for start in range(0, whole, block_rows):
-                    writer.write_block(table, waiting[start : start + block_rows])
-                waiting = waiting[whole:]
-            if len(waiting):
-                writer.write_block(table, waiting)
-            run = writer.seal()
-        except BaseException:
-            writer.abort()
-            raise
+        self._slice.owner = None
+        run = write_run(
+            self.store, self._new_name(side), table, self._slice.hashes, self._slice.rows, self._block_bytes
+        )
         self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run
@@ -582,13 +538,6 @@ class Confluence(ProgressiveJoin):
     def _pages_of(self, rows: int, nbytes: int) -> int:
         """Pages of so many rows of a run."""
         return -(-nbytes // self.sizing.page_bytes) if self._pages is None else self._pages.of(rows)
-
-    def _sorted(self, table: Memtable) -> Iterator[int]:
-        """All rows in the order of their hashes, a slice at a time; tells how many it holds."""
-        self._slice.owner = None
-        walk = Walk(0, table.rows, bits=table.bits)
-        while not walk.done:
-            yield table.next_sorted(walk, self._slice.hashes, self._slice.rows)
 
     def _new_name(self, side: int) -> str:
         self._written += 1
@@ -598,7 +547,7 @@ class Confluence(ProgressiveJoin):
         """Memory for what is remembered of runs, which never become many."""
         self._runs_changed = True
         self._catalogue.shrink(self._catalogue_runs * _RUN_BYTES)
-        self._catalogue_runs = len(self.runs[0]) + len(self.runs[1])
+        self._catalogue_runs = self.debts.count
         self._catalogue.grow(self._catalogue_runs * _RUN_BYTES)
 
     _catalogue_runs = 0
@@ -615,14 +564,9 @@ class Confluence(ProgressiveJoin):
 
     def _runs_to_merge(self, side: int) -> list[SortedRun]:
         """Runs of a side that are to become one, if there are any."""
-        if self._settling[1 - side] is not None or self._owing_runs(1 - side):
-            return []  # rows are on their way through these runs, or owe some of them and not others
-        # Runs can be one only if the same rows owe them, and if they owe nothing themselves.
-        settled = self.settled[1 - side]
-        ready = [entry for entry in self.runs[side] if entry.owes_before is None]
-        same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
-        count = to_merge([entry.level for entry in same], self._fan_in)
-        return [entry.run for entry in same[len(same) - count :]]
+        if self._settling[1 - side] is not None:
+            return []  # rows are on their way through these runs
+        return self.debts.to_merge(side, self._fan_in)
 
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
@@ -642,16 +586,10 @@ class Confluence(ProgressiveJoin):
         """A merged run takes the place of the runs that it was made of."""
         assert merge.merged is not None
         self.events["merged"] += 1
-        gone = {run.name for run in merge.runs}
-        olds = [entry for entry in self.runs[side] if entry.run.name in gone]
-        birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
-        one = RunEntry(merge.merged, birth, since, olds[0].level + 1)
-        place = self.runs[side].index(olds[0])
-        self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
-        self.runs[side].insert(place, one)
+        self.debts.replace(side, merge.runs, merge.merged)
         for run in merge.runs:
             run.release()
-        self.saver.discard(sorted(gone))
+        self.saver.discard(sorted(run.name for run in merge.runs))
         self._count_runs()
 
     def _abort_merge(self) -> None:
@@ -663,9 +601,8 @@ class Confluence(ProgressiveJoin):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
-        return [entry.run.name for entries in self.runs for entry in entries], {
-            "runs": [[entry.to_state() for entry in entries] for entries in self.runs],
-            "settled": list(self.settled),
+        return self.debts.names, {
+            **self.debts.to_state(),
             "settled_at": list(self._settled_at),
             "settling": settling,
             "full": self._full,
@@ -676,10 +613,7 @@ class Confluence(ProgressiveJoin):
         return isinstance(self._task, SettlementTask) and self._task.settlement is settlement
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        for side, runs in enumerate(state["runs"]):
-            types = self.plans[side].types
-            self.runs[side][:] = [RunEntry(SortedRun(self.store, name, types), *rest) for name, *rest in runs]
-        self.settled = list(state["settled"])
+        self.debts.load(state, self.store)
         self._settled_at = list(state["settled_at"])
         self._full, self._written = state["full"], state["written"]
         self._count_runs()
@@ -695,7 +629,7 @@ class Confluence(ProgressiveJoin):
         side = saved["side"]
         debtor: OwingRows | OwingRuns
         if "owing" in saved:
-            named = {entry.run.name: entry for entry in self.runs[side]}
+            named = {entry.run.name: entry for entry in self.debts.runs[side]}
             debtor = OwingRuns([named[name] for name in saved["owing"]])
         else:
             table = self.tables[side]

@@ -27,7 +27,7 @@ A settlement stops at any pair, and goes on where it stopped: rows may arrive me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,11 +35,12 @@ import numpy as np
 from watersmeet.core.arrays import Bool, Int64, Uint64
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.merge import probe_sorted
+from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
-from watersmeet.runs.sorted_run import MergedRows, SortedRun
+from watersmeet.runs.sorted_run import MergedRows
 from watersmeet.tables.memtable import Memtable, Walk
 
 _HASH_BYTES = 8
@@ -49,25 +50,6 @@ _MANY_EQUAL = 8
 _EVERYTHING = 1 << 62
 _MOST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
-
-
-@dataclass(slots=True)
-class RunEntry:
-    """A run, and who owes whom."""
-
-    run: SortedRun
-    birth: int
-    """The tick at which it was written."""
-    since: int
-    """Rows of the other memtable from this number on owe it."""
-    level: int = 0
-    """How often its rows were merged."""
-    owes_before: int | None = None
-    """If its own rows have yet to settle: they owe the runs that were written before this tick."""
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self.run.name, self.birth, self.since, self.level, self.owes_before]
 
 
 class Slice:

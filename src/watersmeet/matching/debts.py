@@ -1,0 +1,148 @@
+"""The books of Confluence: which rows have yet to meet which runs.
+
+`matching.settlement` has the argument why these few numbers are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.spine import to_merge
+from watersmeet.spill.store import Store
+from watersmeet.tables.memtable import Memtable
+
+
+@dataclass(slots=True)
+class RunEntry:
+    """A run, and who owes whom."""
+
+    run: SortedRun
+    birth: int
+    """The tick at which it was written."""
+    since: int
+    """Rows of the other memtable from this number on owe it."""
+    level: int = 0
+    """How often its rows were merged."""
+    owes_before: int | None = None
+    """If its own rows have yet to settle: they owe the runs that were written before this tick."""
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self.run.name, self.birth, self.since, self.level, self.owes_before]
+
+
+class Debts:
+    """The runs of both sides, and how many rows of each memtable have settled."""
+
+    def __init__(self, tables: Sequence[Memtable]) -> None:
+        self._tables = tables
+        self.runs: tuple[list[RunEntry], list[RunEntry]] = ([], [])
+        """The runs of each side, from the oldest on."""
+        self.settled = [0, 0]
+        """Rows of each memtable with smaller numbers owe no run at all."""
+
+    # --- who owes ---
+
+    def owes(self, side: int) -> bool:
+        """Whether rows of a side have yet to meet runs of the other."""
+        return self.rows_owe(side) or bool(self.owing_runs(side))
+
+    def rows_owe(self, side: int) -> bool:
+        """Whether rows in memory do."""
+        rows = self._tables[side].rows
+        return self.settled[side] < rows and any(entry.since < rows for entry in self.runs[1 - side])
+
+    def rows_owe_alike(self, side: int) -> bool:
+        """Whether each row in memory owes all runs that any of them owes."""
+        rows = self._tables[side].rows
+        return self.settled[side] in (0, rows) and all(entry.since in (0, rows) for entry in self.runs[1 - side])
+
+    def owing_runs(self, side: int) -> list[RunEntry]:
+        """Runs of a side whose own rows have yet to settle."""
+        return [entry for entry in self.runs[side] if entry.owes_before is not None]
+
+    def owing(self, side: int) -> int:
+        """How many rows of a side owe."""
+        rows = self._tables[side].rows - self.settled[side] if self.rows_owe(side) else 0
+        return rows + sum(entry.run.rows for entry in self.owing_runs(side))
+
+    def hashes_owed(self, side: int) -> int:
+        """How many hashes a row that owes has to be merged with."""
+        return sum(entry.run.rows for entry in self.runs[1 - side])
+
+    # --- what changes ---
+
+    def add(self, side: int, entry: RunEntry) -> None:
+        """A run was written."""
+        if not self.runs[side]:
+            self.settled[1 - side] = self._tables[1 - side].rows  # until now there was nothing to owe
+        self.runs[side].append(entry)
+
+    def rows_left(self, side: int) -> None:
+        """A memtable is empty now; whatever comes owes all that is on disk."""
+        self.settled[side] = 0
+        for entry in self.runs[1 - side]:
+            entry.since = 0
+
+    # --- runs that become one ---
+
+    def to_merge(self, side: int, fan_in: int) -> list[SortedRun]:
+        """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves."""
+        if self.owing_runs(1 - side):
+            return []  # these owe some and not others
+        settled = self.settled[1 - side]
+        ready = [entry for entry in self.runs[side] if entry.owes_before is None]
+        same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
+        count = to_merge([entry.level for entry in same], fan_in)
+        return [entry.run for entry in same[len(same) - count :]]
+
+    def keeps_runs_apart(self, side: int, most: int) -> bool:
+        """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
+        return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= most
+
+    def replace(self, side: int, runs: Sequence[SortedRun], merged: SortedRun) -> None:
+        """A merged run takes the place of the runs that it was made of."""
+        gone = {run.name for run in runs}
+        olds = [entry for entry in self.runs[side] if entry.run.name in gone]
+        birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
+        place = self.runs[side].index(olds[0])
+        self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
+        self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1))
+
+    # --- as a whole ---
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return len(self.runs[0]) + len(self.runs[1])
+
+    @property
+    def names(self) -> list[str]:
+        """Of all runs."""
+        return [entry.run.name for entries in self.runs for entry in entries]
+
+    def check(self, clock: int) -> None:
+        """Assert the invariants."""
+        for side in (0, 1):
+            assert 0 <= self.settled[side] <= self._tables[side].rows
+            assert all(0 <= entry.since <= self._tables[1 - side].rows for entry in self.runs[side])
+            assert all(entry.birth <= clock for entry in self.runs[side])
+
+    def close(self) -> None:
+        """Let go of all runs."""
+        self.runs = ([], [])
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        runs = [[entry.to_state() for entry in entries] for entries in self.runs]
+        return {"runs": runs, "settled": list(self.settled)}
+
+    def load(self, state: dict[str, Any], store: Store) -> None:
+        """Take over what a snapshot says; no row is read."""
+        for side, runs in enumerate(state["runs"]):
+            types = self._tables[side].types
+            self.runs[side][:] = [RunEntry(SortedRun(store, name, types), *rest) for name, *rest in runs]
+        self.settled = list(state["settled"])
