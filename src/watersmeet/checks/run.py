@@ -245,7 +245,7 @@ class Run:
         )
         _expect(batch.num_rows > 0, "handed out an empty batch")
         _expect(
-            batch.nbytes <= self._case.memory or batch.num_rows == 1,
+            batch.nbytes <= self._case.memory + self._operator.beyond or batch.num_rows == 1,
             f"handed out {batch.nbytes} bytes at once, more than the {self._case.memory} it may hold",
         )
         batch.validate(full=True)
@@ -261,6 +261,8 @@ class Run:
         _expect((status is Status.DONE) == (phase == "done"), f"says {status.value!r} in phase {phase!r}")
 
     def _poll_without_need(self) -> None:
+        if self._operator.wake_at() is not None:
+            return  # it may have something to do on its own
         self._tried_idle_poll = True
         out = self._poll()
         _expect(out is None and self._status is Status.NEED_INPUT, "needed input, but went on without any")

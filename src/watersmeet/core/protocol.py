@@ -180,6 +180,8 @@ class PlainOperator:
     reason: str = ""
     """Why the planner chose it."""
     takes_punctuations: ClassVar[bool] = False
+    beyond: int = 0
+    """Bytes of buffers that come on top of the budget; only where that is said in its documentation."""
 
     @property
     def patience(self) -> int:

@@ -70,11 +70,14 @@ class Sizing:
     layout: Layout
     pair_bytes: int = PAIR_BYTES
     """Of each place in the buffer of pairs."""
+    beyond: int = 0
+    """Of the buffers for results, what lies beyond the budget: see `Confluence`."""
 
     @property
     def buffers(self) -> int:
         """Bytes set aside for all buffers."""
-        return self.pairs * self.pair_bytes + self.output_bytes + 2 * self.page_bytes + 2 * self.input_bytes
+        results = self.pairs * self.pair_bytes + self.output_bytes - self.beyond
+        return results + 2 * self.page_bytes + 2 * self.input_bytes
 
     @classmethod
     def least(cls, row_bytes: Sequence[int]) -> int:

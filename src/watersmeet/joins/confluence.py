@@ -32,7 +32,7 @@ from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.runs.flush import write_run
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe
@@ -43,18 +43,27 @@ _RUN_BYTES = 512
 _LEAST_RUNS = 16
 _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
-_SLICE_SHARE = 16
-_TINY = 1 << 17
-_SMALL = 1 << 20
+_BUFFER_SHARE = 16
+_LEAST_FAN_IN = 3
+_MOST_FAN_IN = 256
+"""Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
+is a small share of the memory."""
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
-_LEAST_OUTPUT = 256 << 10
+_FLOOR = 2 << 20
 _LEAST_RESULT = 64
 """Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
+_MOST_ARRIVING = 2 << 20
+_LEAST_PAIRS = 64
 _MOST_PAIRS = 1 << 16
 _PAIR_BYTES = 32
 """Of each place in the buffer: the pair, its width where widths differ, and whether it is one."""
 _FIRST = np.zeros(1, np.int32)
+
+
+def _pairs_for(output_bytes: int) -> int:
+    """How many pairs may wait that become batches of so many bytes."""
+    return max(_LEAST_PAIRS, min(_MOST_PAIRS, output_bytes // _LEAST_RESULT))
 
 
 class SettlementTask:
@@ -145,6 +154,9 @@ class Confluence(ProgressiveJoin):
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek; rows of
         one hash then meet a run page by page. Without, work on the disk is counted by bytes.
     :param fan_in: so many runs become one; None: by the memory.
+    :param floor: bytes that the buffers through which rows and results pass have in all, whatever the budget: a batch
+        of some hundred rows costs about as much as one of some thousands. What a sixteenth of the budget for each of
+        them does not cover comes on top of it. 0: everything is within the budget.
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
 
@@ -179,6 +191,7 @@ class Confluence(ProgressiveJoin):
         settling: Settling | None = None,
         pages: Pages | None = None,
         fan_in: int | None = None,
+        floor: int = _FLOOR,
         grain: Grain | None = None,
     ) -> None:
         self.refuse_unfit(spec)
@@ -188,14 +201,20 @@ class Confluence(ProgressiveJoin):
                 f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
                 f"least {format_bytes(least)}"
             )
+        self._floor = floor
         super().__init__(spec, memory, store, grain)
-        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, memory // _SLICE_SHARE // Slice.bytes_for(1)))
+        share = memory // _BUFFER_SHARE
+        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1)))
         self._slice = Slice(slice_rows)
-        self.budget.reservation("sorting").grow(Slice.bytes_for(slice_rows))
-        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 16))
-        self.budget.reservation("writing").grow(self._block_bytes)
+        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
+        self.beyond = self.sizing.beyond
+        sizes = {"sorting": (Slice.bytes_for(slice_rows), share), "writing": (self._block_bytes, share)}
+        for name, (size, covered) in sizes.items():
+            counted = size if not floor else min(size, covered)
+            self.budget.reservation(name).grow(counted)
+            self.beyond += size - counted
         self._catalogue = self.budget.reservation("catalogue of runs")
-        self._fan_in = fan_in or (3 if memory < _TINY else 4 if memory < _SMALL else 16)
+        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, memory // (16 * _RUN_BYTES)))
         records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
         self._catalogue.set_aside(max(records, _LEAST_RUNS * _RUN_BYTES))
         self.debts = Debts(self.tables)
@@ -214,6 +233,8 @@ class Confluence(ProgressiveJoin):
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
+        self._idle = False
+        """Whether this poll found nothing to do."""
         self._came: tuple[Marks, Marks] = (Marks(), Marks())
         self.lateness = Delays()
         """How long pairs waited that were not found as their later row came."""
@@ -226,11 +247,18 @@ class Confluence(ProgressiveJoin):
         return 2 * cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES
 
     def _divide(self, memory: int, widths: list[int], partitioned: bool, grain: Grain | None) -> Sizing:
-        """Results go out in batches of a useful size, however little memory there is: up to a quarter of it."""
+        """Results go out in batches of a useful size, however little memory there is."""
         usual = super()._divide(memory, widths, partitioned, grain)
-        output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 4))
-        pairs = grain.pairs if grain is not None and grain.pairs else max(64, min(_MOST_PAIRS, output // _LEAST_RESULT))
-        return replace(usual, output_bytes=output, pairs=pairs, pair_bytes=_PAIR_BYTES)
+        output = max(usual.output_bytes, self._floor // 2)
+        pairs = grain.pairs if grain is not None and grain.pairs else _pairs_for(output)
+        counted = min(output + pairs * _PAIR_BYTES, usual.output_bytes + _pairs_for(usual.output_bytes) * _PAIR_BYTES)
+        beyond = output + pairs * _PAIR_BYTES - counted
+        # Rows that arrive are not copied: of theirs, only hashes and numbers are held until they are in a memtable.
+        arriving = max(usual.input_bytes, min(_MOST_ARRIVING, memory // 8))
+        beyond += 2 * (arriving - usual.input_bytes)
+        return replace(
+            usual, output_bytes=output, pairs=pairs, pair_bytes=_PAIR_BYTES, input_bytes=arriving, beyond=beyond
+        )
 
     def _make_pairs(self) -> PairBuffer:
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
@@ -243,10 +271,13 @@ class Confluence(ProgressiveJoin):
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""
         self._now = now
+        self._idle = self._task is None and not self.pairs.waiting and not self._arrivals_wait
         return super().poll(now, fuel)
 
     def wake_at(self) -> float | None:
-        """When the oldest row that owes something has owed it for as long as it may."""
+        """When the oldest row that owes something has owed it for as long as it may; at once, if idle time pays."""
+        if isinstance(self._task, SettlementTask) or self._idling_pays():
+            return self._now
         if self._delay is None:
             return None
         firsts = [self._came[side].first for side in (0, 1) if self.debts.owes(side)]
@@ -342,7 +373,18 @@ class Confluence(ProgressiveJoin):
         return self._policy.is_worth_it(max(self.debts.owing(side), arrived // 2), self.debts.hashes_owed(side))
 
     def _next_task(self) -> Task | None:
-        return self._urgent_task() or super()._next_task()
+        task = self._urgent_task() or super()._next_task()
+        if task is None and self._idle and not self._done and self._idling_pays():
+            return self._reactive_task()
+        return task
+
+    def _idling_pays(self) -> bool:
+        """Whether rows that owe are enough to settle while there is nothing else to do."""
+        if not self.tables or self._done:
+            return False
+        return any(
+            self._policy.is_worth_idle_time(self.debts.owing(side), self.debts.hashes_owed(side)) for side in (0, 1)
+        )
 
     def _urgent_task(self) -> Task | None:
         for side in (0, 1):
@@ -379,14 +421,16 @@ class Confluence(ProgressiveJoin):
 
     def _make_room(self) -> Task | None:
         """Let rows leave memory; or what must be done before."""
-        if all(self._may_leave_owing(side) for side in (0, 1)):
+        if all(self._had_better_wait(side) for side in (0, 1)):
+            apart = [side for side in (0, 1) if not self.debts.rows_owe_alike(side)]
+            if apart:
+                return self._settle_task(apart[0], "before a flush", urgent=True)
             self._flush_owing()
             return None
         side = self._victim()
         for each in (side, 1 - side):
-            if self.debts.owing_runs(each) or (
-                self.debts.rows_owe(each) and (each == side or self.debts.keeps_runs_apart(each, self._fan_in))
-            ):
+            must_settle = each == side or self.debts.keeps_runs_apart(each, self._fan_in)
+            if self.debts.owing_runs(each) or (must_settle and self.debts.rows_owe(each)):
                 return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
@@ -396,15 +440,14 @@ class Confluence(ProgressiveJoin):
         forgotten = [side for side in (0, 1) if self.exhausted(1 - side) and self.tables[side].rows]
         return forgotten[0] if forgotten else int(self.tables[1].held > self.tables[0].held)
 
-    def _may_leave_owing(self, side: int) -> bool:
-        """Whether rows of a memtable may be written before they have settled: if that pays, and all owe the same."""
+    def _had_better_wait(self, side: int) -> bool:
+        """Whether rows of a memtable should be written before they have settled, to settle together with others."""
         if any(map(self.exhausted, (0, 1))) or self._settling[side] is not None:
             return False
-        if len(self.debts.owing_runs(side)) >= min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES)):
+        most = min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES))
+        if len(self.debts.owing_runs(side)) >= most:
             return False
-        if not self._policy.can_wait(self.debts.owing(side), self.debts.hashes_owed(side)):
-            return False
-        return self.debts.rows_owe_alike(side)
+        return self._policy.can_wait(self.debts.owing(side), self.debts.hashes_owed(side))
 
     def secure(self, claim: Any, spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
         """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
@@ -455,7 +498,7 @@ class Confluence(ProgressiveJoin):
         self._runs_changed = True
         settlement.let_go(all_of_it=True)
         if isinstance(debtor, OwingRuns):
-            debtor.settled()
+            self.debts.runs_settled(debtor.entries)
         else:
             assert isinstance(debtor, OwingRows)
             self.debts.settled[side] = debtor.high
@@ -486,7 +529,7 @@ class Confluence(ProgressiveJoin):
         owing.sort(
             key=lambda side: (self._settling[side] is None, -self.debts.owing(side) * self.debts.hashes_owed(side))
         )
-        return self._settle_task(owing[0], "in a silence") if owing else None
+        return self._settle_task(owing[0], "in a silence" if self._stalled else "in idle time") if owing else None
 
     def _clean_up_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.debts.owes(side)]
@@ -571,9 +614,8 @@ class Confluence(ProgressiveJoin):
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
         passed = merge.work()
-        rows, nbytes = sum(run.rows for run in merge.runs), sum(run.nbytes for run in merge.runs)
         # All rows are passed twice: for their hashes, then for the rest.
-        pages = -(-passed * self._pages_of(rows, nbytes) // (2 * rows))
+        pages = -(-passed * self._pages_of(merge.rows, merge.nbytes) // (2 * merge.rows))
         self.meter.pages_read += pages
         self.meter.pages_written += pages
         if self._pages is not None:
@@ -587,8 +629,7 @@ class Confluence(ProgressiveJoin):
         assert merge.merged is not None
         self.events["merged"] += 1
         self.debts.replace(side, merge.runs, merge.merged)
-        for run in merge.runs:
-            run.release()
+        let_go(merge.runs)
         self.saver.discard(sorted(run.name for run in merge.runs))
         self._count_runs()
 

@@ -3,7 +3,7 @@
 Rows are numbered, and lie in blocks of a power of two rows. A block is found by its number, and described by three
 words a column, so that one loop serves both kinds of rows and all columns of a batch::
 
-    source       directory, base, shift, stride
+    source       directory, base, shift, stride, marks (a byte for each block that has yet to be checked; 0: none has)
     in memory    no directory; the description of block b lies at base + b * stride, its words are addresses
     in a run     directory[b] tells where block b begins behind base: with its description, whose words count from there
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from watersmeet.core.arrays import Int32, Int64
@@ -354,42 +354,104 @@ def checksum(address: int, length: int) -> Any:
 
 
 @kernel
-def unchecked_blocks(rows: Any, shift: int, unchecked: Any, out: Int64) -> int:
-    """Which blocks of some rows are unchecked, as many as `out` holds; each is marked as checked."""
+def unchecked_blocks(sources: Int64, rows: Any, out: Int64) -> int:
+    """Which blocks of some rows are unchecked, as many as `out` holds, numbered with their source; each is marked as
+    checked.
+    """
     found = 0
     for i in range(rows.shape[0]):
-        block = np.int64(rows[i]) >> shift
-        if unchecked[block]:
+        which, row = _number(rows[i])
+        marks = sources[which, 4]
+        if marks == 0:
+            continue
+        block = row >> sources[which, 2]
+        if read8(marks + block):
             if found == out.shape[0]:
                 break
-            unchecked[block] = False
-            out[found] = block
+            write8(marks + block, np.uint8(0))
+            out[found] = (which << 32) + block
             found += 1
     return found
+
+
+@inlined
+def _is_before(hashes: Any, at: Any, one: Any, other: Any) -> Any:
+    """Whether one run's next row comes before another's: by its hash, or by the run's number."""
+    return hashes[one] < hashes[other] or (hashes[one] == hashes[other] and one < other)
 
 
 @kernel
 def merge(hashes: Int64, ends: Int64, places: Int64, out_hashes: Any, out_rows: Int64) -> int:
     """The next rows of several sorted runs in the order of their hashes, as many as the buffers hold.
 
-    `hashes` are addresses of the runs' hashes, `places` how far each is; rows are numbered with their run.
+    `hashes` are addresses of the runs' hashes, `places` how far each is; rows are numbered with their run. The runs
+    stand in a heap by their next hash.
     """
-    runs = hashes.shape[0]
+    nexts = np.empty(hashes.shape[0], np.uint64)
+    heap = np.empty(hashes.shape[0], np.int64)
+    size = 0
+    for run in range(hashes.shape[0]):
+        if places[run] < ends[run]:
+            nexts[run] = np.uint64(read64(hashes[run] + 8 * places[run]))
+            at = size
+            size += 1
+            while at > 0 and _is_before(nexts, at, run, heap[(at - 1) // 2]):
+                heap[at] = heap[(at - 1) // 2]
+                at = (at - 1) // 2
+            heap[at] = run
     room = out_rows.shape[0]
     found = 0
-    while found < room:
-        best = -1
-        least = np.uint64(0)
-        for run in range(runs):
-            if places[run] < ends[run]:
-                hash_ = np.uint64(read64(hashes[run] + 8 * places[run]))
-                if best < 0 or hash_ < least:
-                    best = run
-                    least = hash_
-        if best < 0:
-            break
-        out_hashes[found] = least
-        out_rows[found] = (np.int64(best) << 32) + places[best]
-        places[best] += 1
+    while found < room and size > 0:
+        run = heap[0]
+        out_hashes[found] = nexts[run]
+        out_rows[found] = (run << 32) + places[run]
         found += 1
+        places[run] += 1
+        if places[run] < ends[run]:
+            nexts[run] = np.uint64(read64(hashes[run] + 8 * places[run]))
+        else:
+            size -= 1
+            run = heap[size]
+        at = 0
+        while True:
+            child = 2 * at + 1
+            if child >= size:
+                break
+            if child + 1 < size and _is_before(nexts, at, heap[child + 1], heap[child]):
+                child += 1
+            if not _is_before(nexts, at, heap[child], run):
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = run
     return found
+
+
+def _advice() -> Callable[[Any, Any, Any], None]:
+    def declare(typing_context: Any, address: Any, length: Any, advice: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            word, number = ir.IntType(64), ir.IntType(32)
+            type_ = ir.FunctionType(number, [word, word, number])
+            call = cgutils.get_or_insert_function(builder.module, type_, "madvise")
+            builder.call(call, [*arguments[:2], builder.trunc(arguments[2], number)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), generate
+
+    make: Any = intrinsic
+    advise: Callable[[Any, Any, Any], None] = make(declare)
+    return advise
+
+
+_advise = _advice()
+
+
+@kernel
+def let_go(addresses: Int64, sizes: Int64, page: int, advice: int) -> None:
+    """Let mapped pages of files leave this process's memory until they are read again.
+
+    Only of mapped files: other memory would lose what is in it.
+    """
+    for k in range(addresses.shape[0]):
+        start = addresses[k] // page * page
+        _advise(start, addresses[k] + sizes[k] - start, advice)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
-from watersmeet.kernels.compile import kernel
+from watersmeet.kernels.addressed import read64
+from watersmeet.kernels.compile import inlined, kernel
+
+_LONG = 32
+"""Rows of one bucket, from which on a hash among them is found by halving."""
 
 
 @kernel
@@ -63,3 +71,108 @@ def probe_sorted(
         link = -1
         i += 1
     return found, i, -1, near, visited
+
+
+@kernel
+def divide_sorted(hashes: Uint64, first: Any, shift: int, starts: Int32) -> None:
+    """Where each of `starts.size - 1` buckets begins among ascending hashes: they stand by their distance from `first`
+    in steps of two to the power of `shift`.
+    """
+    buckets = starts.shape[0] - 1
+    bucket = 0
+    for i in range(hashes.shape[0]):
+        own = np.int64((hashes[i] - first) >> np.uint64(shift))
+        while bucket <= own:
+            starts[bucket] = i
+            bucket += 1
+    while bucket <= buckets:
+        starts[bucket] = hashes.shape[0]
+        bucket += 1
+
+
+@inlined
+def _lower_bound(address: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """The first of ascending hashes at an address that is not below the wanted one."""
+    while low < high:
+        middle = (low + high) // 2
+        if np.uint64(read64(address + 8 * middle)) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def bounds_in_runs(addresses: Int64, first: Any, last: Any, lows: Int64, highs: Int64) -> None:
+    """Of the rows of each run from its low up to its high, those with hashes from `first` to `last`, both included."""
+    for run in range(addresses.shape[0]):
+        lows[run] = _lower_bound(addresses[run], lows[run], highs[run], first)
+        if last != np.uint64(0xFFFFFFFFFFFFFFFF):
+            highs[run] = _lower_bound(addresses[run], lows[run], highs[run], last + np.uint64(1))
+
+
+@kernel
+def scan_runs(
+    hashes: Uint64,
+    marks: Int64,
+    starts: Int32,
+    first: Any,
+    shift: int,
+    addresses: Int64,
+    lows: Int64,
+    highs: Int64,
+    thresholds: Int64,
+    cursor: Int64,
+    stop: int,
+    most: int,
+    out_probe: Int32,
+    out_row: Numbers,
+    found: int,
+) -> tuple[int, int]:
+    """Go through the hashes of runs, from the one at the cursor up to `stop`, and find equal ones among the sorted
+    `hashes`, which `divide_sorted` has divided. A pair counts if the mark of its hash is above the run's threshold.
+
+    Writes pairs from `found` on, of which the rows are numbered with their run, until the buffers are full or about
+    `most` rows were passed. The cursor tells the run, the row there, and the hash to go on with (-1: its first).
+    Returns the pairs now in the buffers, and how many rows were passed.
+    """
+    capacity = out_probe.shape[0]
+    passed = 0
+    run, row, link = cursor[0], cursor[1], cursor[2]
+    while run < stop:
+        address, high, threshold = addresses[run], highs[run], thresholds[run]
+        row = max(row, lows[run])
+        while row < high:
+            wanted = np.uint64(read64(address + 8 * row))
+            bucket = np.int64((wanted - first) >> np.uint64(shift))
+            end = np.int64(starts[bucket + 1])
+            i = np.int64(starts[bucket])
+            if link >= 0:
+                i = link
+                link = -1
+            elif end - i > _LONG:
+                top = end
+                while i < top:
+                    middle = (i + top) // 2
+                    if hashes[middle] < wanted:
+                        i = middle + 1
+                    else:
+                        top = middle
+            while i < end and hashes[i] <= wanted:
+                if hashes[i] == wanted and marks[i] > threshold:
+                    if found == capacity:
+                        cursor[0], cursor[1], cursor[2] = run, row, i
+                        return found, passed
+                    out_probe[found] = i
+                    out_row[found] = (run << 32) + row
+                    found += 1
+                i += 1
+            row += 1
+            passed += 1
+            if passed >= most:
+                cursor[0], cursor[1], cursor[2] = run, row, -1
+                return found, passed
+        run += 1
+        row = np.int64(0)
+    cursor[0], cursor[1], cursor[2] = run, 0, -1
+    return found, passed

@@ -14,6 +14,8 @@ from watersmeet.runs.spine import to_merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.memtable import Memtable
 
+_NEVER = 1 << 62
+
 
 @dataclass(slots=True)
 class RunEntry:
@@ -34,6 +36,21 @@ class RunEntry:
         return [self.run.name, self.birth, self.since, self.level, self.owes_before]
 
 
+class _Known:
+    """What is asked of one side's runs at every step."""
+
+    def __init__(self, entries: Sequence[RunEntry]) -> None:
+        self.rows = sum(entry.run.rows for entry in entries)
+        self.least_since = min((entry.since for entry in entries), default=_NEVER)
+        self.owing = [entry for entry in entries if entry.owes_before is not None]
+        self.rows_owing = sum(entry.run.rows for entry in self.owing)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Debts:
     """The runs of both sides, and how many rows of each memtable have settled."""
 
@@ -43,6 +60,16 @@ class Debts:
         """The runs of each side, from the oldest on."""
         self.settled = [0, 0]
         """Rows of each memtable with smaller numbers owe no run at all."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Runs, or what is known of them, have changed: add up anew what is asked at every step."""
+        self._known: list[_Known] | None = None
+
+    def _of(self, side: int) -> _Known:
+        if self._known is None:
+            self._known = [_Known(entries) for entries in self.runs]
+        return self._known[side]
 
     # --- who owes ---
 
@@ -53,25 +80,27 @@ class Debts:
     def rows_owe(self, side: int) -> bool:
         """Whether rows in memory do."""
         rows = self._tables[side].rows
-        return self.settled[side] < rows and any(entry.since < rows for entry in self.runs[1 - side])
+        return self.settled[side] < rows and self._of(1 - side).least_since < rows
 
     def rows_owe_alike(self, side: int) -> bool:
         """Whether each row in memory owes all runs that any of them owes."""
         rows = self._tables[side].rows
-        return self.settled[side] in (0, rows) and all(entry.since in (0, rows) for entry in self.runs[1 - side])
+        if self.settled[side] == rows:
+            return True
+        return self.settled[side] == 0 and all(entry.since in (0, rows) for entry in self.runs[1 - side])
 
     def owing_runs(self, side: int) -> list[RunEntry]:
         """Runs of a side whose own rows have yet to settle."""
-        return [entry for entry in self.runs[side] if entry.owes_before is not None]
+        return self._of(side).owing
 
     def owing(self, side: int) -> int:
         """How many rows of a side owe."""
         rows = self._tables[side].rows - self.settled[side] if self.rows_owe(side) else 0
-        return rows + sum(entry.run.rows for entry in self.owing_runs(side))
+        return rows + self._of(side).rows_owing
 
     def hashes_owed(self, side: int) -> int:
         """How many hashes a row that owes has to be merged with."""
-        return sum(entry.run.rows for entry in self.runs[1 - side])
+        return self._of(1 - side).rows
 
     # --- what changes ---
 
@@ -80,12 +109,20 @@ class Debts:
         if not self.runs[side]:
             self.settled[1 - side] = self._tables[1 - side].rows  # until now there was nothing to owe
         self.runs[side].append(entry)
+        self.refresh()
 
     def rows_left(self, side: int) -> None:
         """A memtable is empty now; whatever comes owes all that is on disk."""
         self.settled[side] = 0
         for entry in self.runs[1 - side]:
             entry.since = 0
+        self.refresh()
+
+    def runs_settled(self, entries: Sequence[RunEntry]) -> None:
+        """The rows of some runs owe nothing any more."""
+        for entry in entries:
+            entry.owes_before = None
+        self.refresh()
 
     # --- runs that become one ---
 
@@ -111,6 +148,7 @@ class Debts:
         place = self.runs[side].index(olds[0])
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
         self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1))
+        self.refresh()
 
     # --- as a whole ---
 
@@ -130,10 +168,12 @@ class Debts:
             assert 0 <= self.settled[side] <= self._tables[side].rows
             assert all(0 <= entry.since <= self._tables[1 - side].rows for entry in self.runs[side])
             assert all(entry.birth <= clock for entry in self.runs[side])
+            assert self._of(side) == _Known(self.runs[side])
 
     def close(self) -> None:
         """Let go of all runs."""
         self.runs = ([], [])
+        self.refresh()
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
@@ -146,3 +186,4 @@ class Debts:
             types = self._tables[side].types
             self.runs[side][:] = [RunEntry(SortedRun(store, name, types), *rest) for name, *rest in runs]
         self.settled = list(state["settled"])
+        self.refresh()

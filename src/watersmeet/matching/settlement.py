@@ -32,21 +32,25 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from watersmeet.core.arrays import Bool, Int64, Uint64
+from watersmeet.core.arrays import Bool, Int32, Int64, Uint64
 from watersmeet.core.cost import Meter
-from watersmeet.kernels.merge import probe_sorted
+from watersmeet.kernels.merge import bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
-from watersmeet.runs.sorted_run import MergedRows
+from watersmeet.runs.sorted_run import MergedRows, let_go
 from watersmeet.tables.memtable import Memtable, Walk
 
 _HASH_BYTES = 8
 _SAMPLED = 64
 _MANY_EQUAL = 8
 """Owing rows of one hash, from which on they meet equal rows of a run page by page: each page is read once for all."""
+_LEAP_FROM = 24
+"""Rows of a run for each row of a slice, from which on looking these up takes less than reading the run through."""
+_ROWS_A_FUEL = 8
+"""Hashes that are passed for as much fuel as a pair takes."""
 _EVERYTHING = 1 << 62
 _MOST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
@@ -58,13 +62,17 @@ class Slice:
     def __init__(self, capacity: int) -> None:
         self.hashes: Uint64 = np.empty(capacity, np.uint64)
         self.rows: Int64 = np.empty(capacity, np.int64)
+        self.marks: Int64 = np.empty(capacity, np.int64)
+        """What each row is known by where it matters whether it owes a run: see `Debtor`."""
+        self.starts: Int32 = np.empty(2 * capacity + 1, np.int32)
+        """Where buckets of hashes begin, about as many as there are rows."""
         self.owner: Settlement | None = None
         """Whose rows are in it now."""
 
     @classmethod
     def bytes_for(cls, capacity: int) -> int:
         """What so many rows take."""
-        return 16 * capacity
+        return 32 * capacity
 
 
 class Debtor(Protocol):
@@ -92,8 +100,12 @@ class Debtor(Protocol):
         """Stand where it stood."""
         ...
 
-    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
-        """Which of some rows owe a run; None: all do."""
+    def mark(self, rows: Int64, marks: Int64) -> None:
+        """Write down of each row what decides which runs it owes: those whose threshold is below its mark."""
+        ...
+
+    def threshold(self, entry: RunEntry) -> int:
+        """Rows with higher marks owe this run."""
         ...
 
     def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
@@ -136,8 +148,11 @@ class OwingRows:
     def go_to(self, place: Sequence[int]) -> None:
         self._walk = replace(self._walk, bits=place[0], cursor=np.array(place[1:], np.int64))
 
-    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
-        return None if entry.since <= self._walk.low else rows >= entry.since
+    def mark(self, rows: Int64, marks: Int64) -> None:
+        marks[:] = rows
+
+    def threshold(self, entry: RunEntry) -> int:
+        return entry.since - 1
 
     def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
         """They are in memory."""
@@ -150,7 +165,7 @@ class OwingRuns:
     """The rows of runs that were written before their rows had settled, all at once."""
 
     def __init__(self, entries: Sequence[RunEntry]) -> None:
-        self._entries = list(entries)
+        self.entries = list(entries)
         self._rows = MergedRows([entry.run for entry in entries])
         self._before = np.array([entry.owes_before for entry in entries], np.int64)
 
@@ -171,12 +186,15 @@ class OwingRuns:
     def go_to(self, place: Sequence[int]) -> None:
         self._rows.go_to(place)
 
-    def owing(self, rows: Int64, entry: RunEntry) -> Bool | None:
-        return None if entry.birth < self._before.min() else self._before[rows >> 32] > entry.birth
+    def mark(self, rows: Int64, marks: Int64) -> None:
+        marks[:] = self._before[rows >> 32]
+
+    def threshold(self, entry: RunEntry) -> int:
+        return entry.birth
 
     def count_slice(self, rows: int, pages: Pages, meter: Meter) -> None:
-        meter.pages_read += max(len(self._entries), -(-rows // pages.hashes))
-        meter.seeks += len(self._entries)
+        meter.pages_read += max(len(self.entries), -(-rows // pages.hashes))
+        meter.seeks += len(self.entries)
 
     def count_rows(self, rows: Int64, pages: Pages, meter: Meter) -> None:
         """Count what it takes to read some of them."""
@@ -184,19 +202,18 @@ class OwingRuns:
         count_pages(each, ELSEWHERE, meter)
 
     def to_state(self) -> dict[str, Any]:
-        return {"owing": [entry.run.name for entry in self._entries]}
-
-    def settled(self) -> None:
-        """They owe nothing any more."""
-        for entry in self._entries:
-            entry.owes_before = None
+        return {"owing": [entry.run.name for entry in self.entries]}
 
 
 class Settlement:
     """Rows of one side on their way through the other input's runs.
 
-    Invariants: rows of the slice have met the runs before `_at`, those before `_next` the one at `_at`, too; rows
-    behind the slice have met none.
+    A run that is not much larger than the slice is read through, and its hashes are looked up in the slice, whatever
+    the number of runs; in a larger one the slice's hashes are looked up, by leaps.
+
+    Invariants: rows of the slice have met the runs before `_at`. Of the one at `_at`, they have met the rows before
+    `_next` if it is read through; else those before `_next` of the slice have met it. Rows behind the slice have met
+    no run.
     """
 
     def __init__(
@@ -215,6 +232,17 @@ class Settlement:
         self._buffer = buffer
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
         self._reading = None if pages is None else Reading(pages)
+        self._runs = [entry.run for entry in entries]
+        self._addresses = np.array([run.hashes().ctypes.data for run in self._runs], np.int64)
+        self._counts = np.array([run.rows for run in self._runs], np.int64)
+        self._row_bytes = max(1, sum(run.nbytes for run in self._runs) // max(1, int(self._counts.sum())))
+        self._thresholds = np.array([debtor.threshold(entry) for entry in entries], np.int64)
+        self._lows, self._highs = np.zeros_like(self._counts), self._counts.copy()
+        """Which rows of each run lie within the slice at hand."""
+        self._leaps: Bool = np.zeros(len(entries), np.bool_)
+        """Which runs are so large beside the slice that it is looked up in them."""
+        self._first, self._shift = np.uint64(0), 0
+        self._buckets: Int32 = np.empty(0, np.int32)
         self._crowds: dict[int, int] = {}
         self._crowd_starts: Int64 = np.empty(0, np.int64)
         self._length = 0
@@ -254,7 +282,7 @@ class Settlement:
             self._slice_at = self.debtor.place()
             self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
             self._buffer.owner = self
-            self._find_crowds()
+            self._prepare_slice()
             if self._reading is not None:
                 self.debtor.count_slice(self._length, self._reading.pages, meter)
             self._begin_run(0 if self._length else len(self._entries))
@@ -266,7 +294,10 @@ class Settlement:
         self._filled = [self._at, self._next, self._link]
         pairs.first = pairs.count = used = 0
         while used < fuel and pairs.count < pairs.room and self._at < len(self._entries):
-            used += self._fill(pairs, min(fuel - used, self._rows_at_once()), meter)
+            if self._leaps[self._at]:
+                used += self._leap(pairs, min(fuel - used, self._rows_at_once()), meter)
+            else:
+                used += self._scan(pairs, fuel - used, meter)
             if self._resident > _MOST_RESIDENT:
                 break
         self._kept = pairs.count
@@ -278,6 +309,27 @@ class Settlement:
         self._next, self._link, self._near = 0, -1, -1
         if self._reading is not None and number < len(self._entries):
             self._reading.begin_run(self._entries[number].run.rows)
+
+    def _prepare_slice(self) -> None:
+        """What is to be known of the slice before its rows meet runs."""
+        self._find_crowds()
+        hashes = self._buffer.hashes[: self._length]
+        if not self._length or not self._entries:
+            return
+        self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])
+        self._first = hashes[0]
+        self._lows[:], self._highs[:] = 0, self._counts
+        if not self._all.trusted:
+            regions = [run.region(int(hashes[0]), int(hashes[-1])) for run in self._runs]
+            self._lows[:], self._highs[:] = np.array(regions, np.int64).T
+        bounds_in_runs(self._addresses, hashes[0], hashes[-1], self._lows, self._highs)
+        self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
+        if self._reading is not None:
+            self._leaps[:] = True  # pages are counted by the look-ups that want them
+        span = int(hashes[-1]) - int(hashes[0])
+        self._shift = max(0, span.bit_length() - self._length.bit_length())
+        self._buckets = self._buffer.starts[: (span >> self._shift) + 2]
+        divide_sorted(hashes, self._first, self._shift, self._buckets)
 
     def _find_crowds(self) -> None:
         """Where many rows of the slice have one hash: the first of them, and how many there are.
@@ -301,7 +353,7 @@ class Settlement:
         assert count >= self._length
         self.debtor.go_to(behind)
         self._buffer.owner = self
-        self._find_crowds()
+        self._prepare_slice()
 
     def _rows_at_once(self) -> int:
         """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
@@ -309,17 +361,33 @@ class Settlement:
         passed = run.nbytes * (int(hashes[self._length - 1]) - int(hashes[0])) >> 64
         return max(1, self._length * _MOST_RESIDENT // max(1, passed))
 
-    def _fill(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
-        entry = self._entries[self._at]
-        run, hashes = entry.run, self._buffer.hashes[: self._length]
+    def _scan(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
+        """Runs are read through, from the one at hand on; returns the fuel that took."""
+        leaps = np.flatnonzero(self._leaps[self._at :])
+        stop = self._at + int(leaps[0]) if len(leaps) else len(self._entries)
+        most = max(1, min(_ROWS_A_FUEL * fuel, _MOST_RESIDENT // self._row_bytes))
+        before, room = pairs.count, pairs.room
+        cursor = np.array([self._at, self._next, self._link], np.int64)
+        pairs.count, passed = scan_runs(
+            self._buffer.hashes, self._buffer.marks, self._buckets, self._first, self._shift,
+            self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most,
+            pairs.probes[:room], pairs.rows[:room], before,
+        )  # fmt: skip
+        self._at, self._next, self._link = cursor.tolist()
+        found = pairs.count - before
+        meter.comparisons += passed
+        meter.pages_read += 1 + passed // self._page_hashes
+        self._resident += passed * (self._row_bytes if found else _HASH_BYTES)
+        return max(1, passed // _ROWS_A_FUEL) + found
+
+    def _leap(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
+        """The slice is looked up in the run at hand; returns the fuel that took."""
+        run, hashes = self._runs[self._at], self._buffer.hashes[: self._length]
         if self._near < 0:
-            self._near = int(np.searchsorted(run.hashes(), hashes[self._next]))
+            self._near = int(np.searchsorted(self._hashes_at_hand, hashes[self._next]))
         start, near, before = self._next, self._near, pairs.count
         stop = min(self._length, start + fuel)
         crowd = self._crowds.get(start, 0)
-        if not run.trusted:
-            last = hashes[start if crowd else stop - 1]
-            run.check_hashes(near, int(np.searchsorted(run.hashes(), last, side="right")))
         visited = self._meet_crowd(crowd, pairs) if crowd else self._meet(stop, pairs)
         found = pairs.count - before
         passed = self._next - start
@@ -331,11 +399,16 @@ class Settlement:
             # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
             meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
         if found:
-            self._take(pairs, before, entry, meter)
+            self._take(pairs, before, meter)
         self._resident += run.nbytes * (self._near - near) // run.rows
         if self._next == self._length:
             self._begin_run(self._at + 1)
         return max(1, passed) + found
+
+    @property
+    def _hashes_at_hand(self) -> Uint64:
+        """Of the run at hand, up to where the slice ends: what lies behind may not have been checked."""
+        return self._runs[self._at].hashes()[: int(self._highs[self._at])]
 
     def _meet(self, stop: int, pairs: PairBuffer) -> int:
         """Rows of the slice meet the run one after the other; returns how many rows were visited."""
@@ -349,7 +422,7 @@ class Settlement:
             self._next,
             stop,
             self._link,
-            self._entries[self._at].run.hashes(),
+            self._hashes_at_hand,
             self._near,
             pairs.probes[:room],
             pairs.rows[:room],
@@ -362,7 +435,7 @@ class Settlement:
 
         So each page of the run is read once, however many they are. `_link` is the number of the next pair.
         """
-        hashes, wanted = self._entries[self._at].run.hashes(), self._buffer.hashes[self._next]
+        hashes, wanted = self._hashes_at_hand, self._buffer.hashes[self._next]
         self._near += int(np.searchsorted(hashes[self._near :], wanted))
         equal = int(np.searchsorted(hashes[self._near :], wanted, side="right"))
         number, before = max(0, self._link), pairs.count
@@ -376,11 +449,9 @@ class Settlement:
             self._next, self._link, self._near = self._next + crowd, -1, self._near + equal
         return max(1, count)
 
-    def _take(self, pairs: PairBuffer, before: int, entry: RunEntry, meter: Meter) -> None:
+    def _take(self, pairs: PairBuffer, before: int, meter: Meter) -> None:
         """Of the pairs that were found, keep those that are owed; their rows are read."""
-        owing = self.debtor.owing(self._buffer.rows[pairs.probes[before : pairs.count]], entry)
-        if owing is not None:
-            pairs.filter(owing, before)
+        pairs.filter(self._buffer.marks[pairs.probes[before : pairs.count]] > self._thresholds[self._at], before)
         if self._reading is not None and pairs.count > before:
             self._reading.read_rows(pairs.rows[before : pairs.count], meter)
             if isinstance(self.debtor, OwingRuns):
@@ -392,8 +463,7 @@ class Settlement:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
         if all_of_it or self._resident > _MOST_RESIDENT:
             self._resident = 0
-            for entry in self._entries:
-                entry.run.release()
+            let_go(self._runs)
 
     def to_state(self, pairs: PairBuffer | None) -> dict[str, Any]:
         """For a snapshot; with `pairs` if those in the buffer are this settlement's."""

@@ -10,28 +10,37 @@ class Settling:
     """Rows settle as soon as they are enough; and wait for others, on disk if need be, where they are too few.
 
     The more there is on disk, the more rows wait for each other: how late they are grows with what is there, and not
-    with how long the join has run. Going through a hash takes about a nanosecond, taking a row in some dozens.
+    with how long the join has run. Going through a hash takes some nanoseconds, with its share of the pages that are
+    mapped for those that match; taking a row in takes some dozens.
 
     >>> usual = Settling()
     >>> usual.is_worth_it(5_000, 100_000), usual.is_worth_it(5_000, 1_000_000), usual.is_worth_it(100, 100)
-    (True, False, False)
-    >>> usual.can_wait(5_000, 50_000), usual.can_wait(5_000, 1_000_000), usual.can_wait(0, 0)
+    (False, False, False)
+    >>> usual.is_worth_it(20_000, 100_000)
+    True
+    >>> usual.can_wait(5_000, 30_000), usual.can_wait(5_000, 1_000_000), usual.can_wait(0, 0)
     (False, True, False)
     """
 
-    hashes_per_row: int = 32
+    hashes_per_row: int = 8
     """Of the other input's runs, to be gone through for each row which settles: about as much work as taking it in."""
+    idle_hashes_per_row: int = 512
+    """The same where there is nothing else to do."""
     least_rows: int = 4096
     """Fewer are not worth the beginning."""
-    passes_saved: int = 16
+    passes_saved: int = 8
     """Where memory is full: rows are written before they have settled if they are so many times fewer than the hashes
     that they owe."""
-    most_runs: int = 16
+    most_runs: int = 64
     """That may owe at once."""
 
     def is_worth_it(self, owing: int, hashes: int) -> bool:
         """Whether so many rows that owe make up for going through so many hashes."""
         return owing >= max(self.least_rows, hashes // self.hashes_per_row)
+
+    def is_worth_idle_time(self, owing: int, hashes: int) -> bool:
+        """Whether so many rows that owe may go through so many hashes as long as nothing else is to be done."""
+        return owing > 0 and owing * self.idle_hashes_per_row >= hashes
 
     def can_wait(self, owing: int, hashes: int) -> bool:
         """Whether a memory-full of rows had better be written, and settle together with others later.

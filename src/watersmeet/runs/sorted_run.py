@@ -4,7 +4,7 @@
     hashes       of all rows, one after the other: all that a merge reads of rows that match nothing
     block        a power of two rows (the last one fewer): three words a column, then its columns
     block        ...
-    directory    where each block begins; a checksum for each block, and for each stretch of hashes
+    directory    where each block begins; a checksum for each block, and for each stretch of hashes; their first hashes
     description  JSON: how many rows there are, how many a block has, which columns have NULLs
     trailer      where directory and description begin, their checksum, end mark
 
@@ -16,6 +16,7 @@ checked when it is first read after opening.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,6 @@ from watersmeet.core.errors import SegmentError
 from watersmeet.kernels import addressed as kernels
 from watersmeet.records.addressed import (
     AddressedRows,
-    Layout,
     Picture,
     Sources,
     gathered_by_block,
@@ -39,8 +39,8 @@ from watersmeet.records.addressed import (
 )
 from watersmeet.spill.store import Store
 
-_HEADER = b"watersmeet sorted run 1\n".ljust(64, b"\0")
-_END_MARK = b"wm.run.1"
+_HEADER = b"watersmeet sorted run 2\n".ljust(64, b"\0")
+_END_MARK = b"wm.run.2"
 _TRAILER = struct.Struct("<QQQI8s")  # directory, description and end of both, their checksum, end mark
 _ALIGNED = 64
 _STRETCH = 1 << 16
@@ -67,6 +67,7 @@ class RunWriter:
         self._starts: list[int] = []
         self._checksums: list[int] = []
         self._stretches: list[int] = []
+        self._firsts: list[int] = []
         self._hashed = 0
         self._scratch = np.empty(0, np.uint8)
         self._out = store.create(name)
@@ -80,6 +81,7 @@ class RunWriter:
             part = np.ascontiguousarray(hashes[start : start + _STRETCH - filled])
             if not filled:
                 self._stretches.append(kernels.START)
+                self._firsts.append(int(part[:1].view(np.int64)[0]))
             self._stretches[-1] = int(kernels.checksum_on(self._stretches[-1], part.ctypes.data, part.nbytes))
             self._write(part.data)
             start += len(part)
@@ -89,7 +91,8 @@ class RunWriter:
         """The rows of one block, from wherever they lie."""
         self._pad()
         count, picture = len(numbers), self._picture
-        layout = Layout(picture, count, [rows.may_be_null(column) for column in range(len(self._types))])
+        layout = picture.layout(count, [rows.may_be_null(column) for column in range(len(self._types))])
+        layout.nulls[:] = 0
         described = 8 * kernels.WORDS * len(self._types)
         head = _aligned(described)
         # Strings are measured before it is known how large the block is.
@@ -129,7 +132,8 @@ class RunWriter:
         """Publish the run."""
         self._pad()
         start = self.nbytes
-        directory = np.array([*self._starts, start, *self._checksums, *self._stretches], np.int64).view(np.uint8)
+        told_of_hashes = [*self._stretches, *self._firsts]
+        directory = np.array([*self._starts, start, *self._checksums, *told_of_hashes], np.int64).view(np.uint8)
         told = {"rows": self._rows, "block_rows": self._block_rows, "nulls": (self._nulls > 0).tolist()}
         text = json.dumps(told).encode()
         description = start + directory.nbytes
@@ -171,15 +175,17 @@ class SortedRun(AddressedRows):
         blocks = -(-self.rows // self.block_rows)
         self._starts = directory[: blocks + 1]
         self._checksums = directory[blocks + 1 : 2 * blocks + 1]
-        self._stretches = directory[2 * blocks + 1 :]
-        self._unchecked = np.ones(blocks, np.bool_)
+        self._stretches, firsts = np.split(directory[2 * blocks + 1 :], 2)
+        self._firsts = firsts.view(np.uint64)
+        self._unchecked = np.ones(blocks, np.uint8)
         self._unchecked_hashes = np.ones(len(self._stretches), np.bool_)
         self._blocks_unchecked = blocks
         self._trusted = False
         # What is read from a mapped file lies there for as long as the buffer does.
         self._hashes = np.frombuffer(self._buffer, np.uint64, self.rows, len(_HEADER))
         base = self._buffer.address
-        self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0]], np.int64)
+        marks = self._unchecked.ctypes.data
+        self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0, marks]], np.int64)
 
     def _described(self) -> tuple[Int64, Mapping[str, Any]]:
         buffer, size = self._buffer, self._buffer.size
@@ -225,6 +231,16 @@ class SortedRun(AddressedRows):
         """All hashes, uncopied; ask `check_hashes` for those that are to be read."""
         return self._hashes
 
+    def region(self, first: int, last: int) -> tuple[int, int]:
+        """Between which rows hashes from `first` to `last` are, if anywhere; they were made sure of."""
+        if self._trusted:
+            return 0, self.rows
+        bounds = np.array([first, last], np.uint64)
+        start = max(0, int(np.searchsorted(self._firsts, bounds[0])) - 1) * _STRETCH
+        stop = min(self.rows, int(np.searchsorted(self._firsts, bounds[1], side="right")) * _STRETCH)
+        self.check_hashes(start, stop)
+        return start, max(start, stop)
+
     def check_hashes(self, start: int, stop: int) -> None:
         """Make sure that hashes from `start` up to `stop` are what was written."""
         for stretch in range(start // _STRETCH, -(-stop // _STRETCH)):
@@ -247,22 +263,28 @@ class SortedRun(AddressedRows):
         super().widen(column, rows, widths)
 
     @property
-    def has_unchecked(self) -> bool:
-        """Whether some blocks have not been read since the run was opened."""
-        return bool(self._blocks_unchecked > 0)
+    def blocks_unchecked(self) -> int:
+        """How many blocks have not been read since the run was opened."""
+        return int(self._blocks_unchecked)
 
     def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
+        if self._blocks_unchecked:
+            check_blocks([self], self._sources, rows)
+
+    def check_block(self, block: int) -> None:
+        """Make sure that a block is what was written; it is marked as checked already."""
+        start, stop = int(self._starts[block]), int(self._starts[block + 1])
+        if self._sum(start, stop - start) != self._checksums[block]:
+            self.mark_unchecked(block)
+            raise self._damaged(f"block {block} was altered after it was written")
+        self._blocks_unchecked -= 1
         if not self._blocks_unchecked:
-            return
-        blocks = np.empty(min(len(rows), self._blocks_unchecked), np.int64)
-        found = kernels.unchecked_blocks(rows, self._shift, self._unchecked, blocks)
-        for block in blocks[:found].tolist():
-            start, stop = int(self._starts[block]), int(self._starts[block + 1])
-            if self._sum(start, stop - start) != self._checksums[block]:
-                self._unchecked[block] = True
-                raise self._damaged(f"block {block} was altered after it was written")
-            self._blocks_unchecked -= 1
+            self._sources[0, 4] = 0
+
+    def mark_unchecked(self, block: int) -> None:
+        """A block is yet to be checked after all."""
+        self._unchecked[block] = 1
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         return gathered_by_block(lambda block: self._piece(column, block), rows, self._shift)
@@ -279,14 +301,42 @@ class SortedRun(AddressedRows):
         words = np.frombuffer(self._buffer, np.int64, kernels.WORDS * len(self.types), int(self._starts[block]))
         return int(words[kernels.WORDS * column + 1]) // self.block_rows + 1
 
-    def release(self) -> None:
-        """Let mapped pages leave this process's memory until they are read again."""
-        self._store.release(self._buffer, 0, self._buffer.size)
+    @property
+    def address(self) -> int:
+        """Where it is mapped."""
+        return int(self._buffer.address)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its pages can be let go."""
+        return self._store.maps
 
 
 def _serialized(array: pa.Array) -> bytes:
     batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([("", array.type)]))
     return bytes(batch.serialize())
+
+
+def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers) -> bool:
+    """Make sure that the blocks of rows are what was written; returns whether any was read for the first time."""
+    blocks = np.empty(len(rows), np.int64)
+    found = kernels.unchecked_blocks(sources, rows, blocks)
+    for number, code in enumerate(blocks[:found].tolist()):
+        try:
+            runs[code >> 32].check_block(code & 0xFFFFFFFF)
+        except SegmentError:
+            for unread in blocks[number + 1 : found].tolist():
+                runs[unread >> 32].mark_unchecked(unread & 0xFFFFFFFF)
+            raise
+    return bool(found)
+
+
+def let_go(runs: Sequence[SortedRun]) -> None:
+    """Let mapped pages of runs leave this process's memory until they are read again."""
+    mapped = [run for run in runs if run.is_mapped]
+    if mapped:
+        places = np.array([(run.address, run.nbytes) for run in mapped], np.int64)
+        kernels.let_go(places[:, 0], places[:, 1], mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
 
 class MergedRows(AddressedRows):
@@ -299,7 +349,8 @@ class MergedRows(AddressedRows):
         self._ends = np.array([run.rows for run in runs], np.int64)
         self._addresses = np.array([run.hashes().ctypes.data for run in runs], np.int64)
         self._places = np.zeros(len(runs), np.int64)
-        self._has_unchecked = True
+        self._trusted = False
+        self._unread = True
         self._nullable = [any(run.may_be_null(column) for run in runs) for column in range(len(self.types))]
         self.rows = int(self._ends.sum())
 
@@ -315,6 +366,12 @@ class MergedRows(AddressedRows):
         """Whether all rows have been passed."""
         return bool((self._places >= self._ends).all())
 
+    @property
+    def trusted(self) -> bool:
+        """Whether all hashes are known to be what was written."""
+        self._trusted = self._trusted or all(run.trusted for run in self._runs)
+        return self._trusted
+
     def places(self) -> list[int]:
         """How far each run is, to be gone to again."""
         places: list[int] = self._places.tolist()
@@ -326,18 +383,15 @@ class MergedRows(AddressedRows):
 
     def next_sorted(self, hashes: Uint64, rows: Int64) -> int:
         """Fill arrays with the next rows in the order of their hashes; returns how many."""
-        before = self._places.copy()
-        for run, start in zip(self._runs, before.tolist(), strict=True):
-            run.check_hashes(start, min(run.rows, start + len(rows)))
+        if not self.trusted:
+            for run, start in zip(self._runs, self._places.tolist(), strict=True):
+                run.check_hashes(start, min(run.rows, start + len(rows)))
         return int(kernels.merge(self._addresses, self._ends, self._places, hashes, rows))
 
     def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
-        if self._has_unchecked:
-            self._has_unchecked = any(run.has_unchecked for run in self._runs)
-            which = rows >> 32
-            for number, run in enumerate(self._runs):
-                run.check_rows(rows[which == number] & 0xFFFFFFFF)
+        if self._unread and check_blocks(self._runs, self._sources, rows):
+            self._unread = any(run.blocks_unchecked for run in self._runs)
 
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         self.check_rows(rows)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
+from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, let_go
 from watersmeet.spill.store import Store
 
 _MAPPED = 8 << 20
@@ -50,7 +50,8 @@ class Merge:
     def __init__(self, store: Store, name: str, runs: Sequence[SortedRun], page_bytes: int) -> None:
         self.runs = list(runs)
         self._rows = MergedRows(self.runs)
-        nbytes = sum(run.nbytes for run in runs)
+        self.rows = self._rows.rows
+        self.nbytes = nbytes = sum(run.nbytes for run in runs)
         self._block_rows = block_rows_for(nbytes, self._rows.rows, page_bytes)
         self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
         self._numbers = np.empty(len(self._hashes), np.int64)
@@ -83,8 +84,7 @@ class Merge:
         self._passed += passed
         if self._passed > self._most_mapped:
             self._passed = 0
-            for run in self.runs:
-                run.release()
+            let_go(self.runs)
 
     def abort(self) -> None:
         """Leave nothing of it."""

@@ -119,6 +119,11 @@ class FaultyStore:
         """So many bytes were read."""
         self.inner.count_read(size)
 
+    @property
+    def maps(self) -> bool:
+        """As the store behind it does."""
+        return self.inner.maps
+
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """This part need not stay in memory."""
         self.inner.release(buffer, offset, length)

@@ -121,6 +121,11 @@ class FileStore(Counted):
         except OSError as error:
             raise spill_error(error, f"list {self.path}") from error
 
+    @property
+    def maps(self) -> bool:
+        """Where the system takes such advice."""
+        return _madvise() is not None
+
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Let go of mapped pages, which count as this process's memory until then; they are mapped again when read.
 

@@ -61,6 +61,11 @@ class SharedStore:
         """Count a read."""
         self._store.count_read(size)
 
+    @property
+    def maps(self) -> bool:
+        """As the store behind it does."""
+        return self._store.maps
+
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Let part of what was opened leave memory."""
         self._store.release(buffer, offset, length)

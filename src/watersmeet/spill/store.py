@@ -61,6 +61,10 @@ class Store(Protocol):
     def names(self) -> list[str]:
         """What is published, sorted."""
 
+    @property
+    def maps(self) -> bool:
+        """Whether what `open` gives is mapped, so that its pages can be let go and come back when they are read."""
+
     def count_read(self, size: int) -> None:
         """Told by a reader: so many bytes of an open buffer were read."""
 
@@ -176,6 +180,8 @@ class MemoryStore(Counted):
     def names(self) -> list[str]:
         """What is published, sorted."""
         return sorted(self._content)
+
+    maps = False
 
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Nothing to do: what is held in memory is held."""

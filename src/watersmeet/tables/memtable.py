@@ -74,7 +74,7 @@ class Memtable(AddressedRows):
         self._stride = 8 * WORDS * len(self.types)
         blocks = capacity // block_rows + 2
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
-        self._sources = np.array([[0, self._words.array.ctypes.data, self._shift, self._stride]], np.int64)
+        self._sources = np.array([[0, self._words.array.ctypes.data, self._shift, self._stride, 0]], np.int64)
         self.row_bytes = ENTRY_BYTES + 8
         self._begin()
 

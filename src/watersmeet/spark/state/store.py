@@ -119,6 +119,11 @@ class VersionedStore:
         """So many bytes of an open buffer were read."""
         self.bytes_read += size
 
+    @property
+    def maps(self) -> bool:
+        """As the store behind it does."""
+        return self._group.store.maps
+
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Let part of a mapped file leave this process's memory."""
         self._group.store.release(buffer, offset, length)
