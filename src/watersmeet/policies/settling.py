@@ -24,7 +24,7 @@ class Settling:
 
     hashes_per_row: int = 8
     """Of the other input's runs, to be gone through for each row which settles: about as much work as taking it in."""
-    idle_hashes_per_row: int = 512
+    idle_hashes_per_row: int = 128
     """The same where there is nothing else to do."""
     least_rows: int = 4096
     """Fewer are not worth the beginning."""
