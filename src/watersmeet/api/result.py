@@ -14,6 +14,7 @@ import pyarrow as pa
 from watersmeet.api import sinks
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.history import History
 from watersmeet.drivers.live import LiveRun
 from watersmeet.drivers.progress import Progress
 
@@ -76,6 +77,11 @@ class Result:
     def progress(self) -> Progress:
         """How far the join is: rows in and out, first result, memory, spilled bytes, phase."""
         return self._run.progress()
+
+    @property
+    def history(self) -> History:
+        """What the join was like so far: at most about a thousand samples of its progress."""
+        return self._run.history
 
     def table(self) -> pa.Table:
         """All results as a PyArrow table; it is outside the join's memory."""

@@ -58,6 +58,8 @@ class Progress:
     """Of `confluence`: how long pairs waited that were not found as their later row came, and what still waits."""
     promises: PromiseFigures | None = None
     """Of a join that relies on promises: rows kept, purged, dropped, and those that broke a promise."""
+    events: tuple[tuple[str, int], ...] = ()
+    """What the join has done how often so far, in its own words: flushed, settled, merged."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))
