@@ -106,6 +106,8 @@ class LiveRun:
         self._wait = wait
         self.history = History()
         """What the run was like so far."""
+        self.page: str | None = None
+        """Where it can be looked at, if somebody serves a page of it."""
         self._observe = observe
         self._companions: list[Callable[[], object]] = []
         self._every = every
@@ -186,6 +188,9 @@ class LiveRun:
             lookup=now.report.lookup,
             lateness=now.report.lateness,
             promises=now.report.promises,
+            reached=None if window is None else window.reached,
+            dated=window is not None and window.dated,
+            probing=now.report.probing,
             events=now.events,
         )
 
