@@ -260,7 +260,9 @@ class TestNames:
         table = pa.table({name: [1, 2]})
         wm.join(table, table, on=name, names=(name, "b"), page=page).table()
         tab = visit(page.address)
-        when(tab, "() => document.querySelector('#tile-in')?.textContent.includes('<script>hacked()')")  # else the console complains of it
+        when(
+            tab, "() => document.querySelector('#tile-in')?.textContent.includes('<script>hacked()')"
+        )  # else the console complains of it
 
 
 class TestLooks:
@@ -329,7 +331,7 @@ class TestLooks:
         tab.keyboard.press("ArrowLeft")
         assert "at 4.7 s" in tab.text_content("#chart-results h2 + span")
         assert "32,900" in tab.text_content("#chart-results .legend")
-        box = tab.locator("#chart-inputs .u-over").bounding_box()
+        box = tab.locator("#chart-results .u-over").bounding_box()
         tab.mouse.move(box["x"] + 50, box["y"] + 40)
         tab.mouse.down()
         tab.mouse.move(box["x"] + 200, box["y"] + 40, steps=4)

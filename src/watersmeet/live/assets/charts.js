@@ -3,7 +3,8 @@ const LEFT = 70;
 const view = { zoom: null, charts: [], palette: {}, onZoom: () => {} };
 
 const paint = (name) => (view.palette[name] ??= colour(name) || name);
-const stepped = uPlot.paths.stepped({ align: 1 });
+const stepped = uPlot.paths.stepped({ align: 1 }); // a sample holds until the next one
+const since = uPlot.paths.stepped({ align: -1 }); // a sample speaks of the time since the one before
 
 /** The seconds that are shown. */
 function span(samples) {
@@ -90,11 +91,11 @@ class Chart {
       ],
       series: [{}, ...spec.series.map((series) => ({
         stroke: () => paint(series.colour), width: series.width ?? 1.8, dash: series.dash?.length ? series.dash : undefined,
-        fill: series.fill ? () => paint(series.fill) : undefined, paths: series.straight ? undefined : stepped, points: { show: false }, spanGaps: true,
+        fill: series.fill ? () => paint(series.fill) : undefined, paths: series.since ? since : stepped, points: { show: false }, spanGaps: true,
       }))],
       bands: spec.gap ? [{ series: spec.gap, fill: () => paint("gap") }] : [],
       cursor: {
-        sync: { key: "run", scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, y: false,
+        sync: { key: "run", scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } }, drag: { x: true, y: false, setScale: false }, y: false,
         points: { size: 7, show: spec.series.length > 0 }, bind: { dblclick: () => () => (view.onZoom(null), null) },
       },
       hooks: {

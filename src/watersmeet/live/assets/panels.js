@@ -18,7 +18,7 @@ const CHARTS = [
   })],
   ["batch", (run) => has("batch")(run) && run.kind !== "state", (run) => new Chart({
     id: "batch", title: "Time of a micro-batch", format: seconds, axis: seconds,
-    series: [{ label: "Spark and the join", colour: "possible", fill: "gap", filled: true, of: (s) => s.batch?.[1] }, { label: "the join's slowest task", colour: "memory", fill: "memory-fill", filled: true, of: (s) => s.batch?.[2] }],
+    series: [{ label: "Spark and the join", colour: "possible", fill: "gap", filled: true, since: true, of: (s) => s.batch?.[1] }, { label: "the join's slowest task", colour: "memory", fill: "memory-fill", filled: true, since: true, of: (s) => s.batch?.[2] }],
   })],
   ["disk", (run) => has("spilled")(run) || has("disk")(run), (run) => new Chart({
     id: "disk", title: "Disk", format: bytes, axis: bytes, y: { incrs: BYTE_STEPS },
@@ -147,10 +147,11 @@ function tiles(run) {
       el("div", { class: "bar" }, el("i", { style: { width: part(over ? now.peak : now.memory) } }), el("b", { style: { left: `calc(${part(now.peak)} - 2px)` } })),
       more(`of ${bytes(now.budget)}${over ? "" : `, peak ${bytes(now.peak)}`}`)));
   }
-  if (now.spilled || now.on_disk) found.push(tile("disk", "Written to disk", big(bytes(now.spilled || now.on_disk)), more(over && run.kind === "join" ? "nothing is left of it" : `${bytes(now.on_disk)} there now`)));
+  if (run.kind !== "join" && now.on_disk) found.push(tile("disk", "State on disk", big(bytes(now.on_disk)), more(now.spilled ? `${bytes(now.spilled)} did not fit into memory` : "")));
+  else if (now.spilled || now.on_disk) found.push(tile("disk", "Written to disk", big(bytes(now.spilled || now.on_disk)), more(over ? "nothing is left of it" : `${bytes(now.on_disk)} there now`)));
   const waits = now.lookup ? [now.lookup.delay_p50, now.lookup.delay_p99] : now.lateness ? [now.lateness.p50, now.lateness.p99] : now.delays;
   if (waits?.[1] > 0) found.push(tile("waits", now.lookup ? "99 in 100 answered within" : "99 in 100 waited at most", big(seconds(waits[1])), more(`half ${seconds(waits[0])}${now.lateness?.owing ? `; ${short(now.lateness.owing)} rows owe` : ""}`)));
-  if (now.late) found.push(tile("late", "Late rows", big(count(now.late.reduce((a, b) => a + b, 0))), more(`${count(now.window_rows)} rows remembered`)));
+  if (now.late) found.push(tile("late", "Late rows", big(count(now.late.reduce((a, b) => a + b, 0))), more(`${count(now.window_rows)} remembered`)));
   if (now.lookup) found.push(tile("lookup", "Found in memory", big(share(now.lookup.hits, now.lookup.answered)), more(`${count(now.lookup.misses)} without a partner; ${bytes(now.lookup.bytes_read)} read`)));
   if (now.batch) found.push(tile("batch", `Batch ${now.batch.number}`, big(seconds(now.batch.seconds)), more(`${seconds(now.batch.join_seconds)} of it the join`)));
   return found;

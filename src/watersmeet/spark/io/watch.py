@@ -72,7 +72,10 @@ class Watched:
         if self.batch < 0:
             self.history.began = begun
         self.batch, self.seconds = batch, seconds
+        first = self.history.last is None
         self._add(known)
+        if first:  # so that curves begin where the first batch did
+            self.history.add(Progress(tuple(self.rows), (0,) * len(self.rows), budget=known.get("budget") or 0))
         elapsed = max(0.0, begun + seconds - self.history.began)
         if self.results and self.first is None:
             self.first = elapsed
