@@ -310,15 +310,14 @@ class TestLooks:
 
     def test_possible_results_are_drawn_beside_those_found(self, page: wm.Page, visit: Visit) -> None:
         run = history(30)
-        run.possible = ([0.5, 1.0, 2.5], [1000, 5000, 40000])
+        run.possible = ([0.5, 1.05, 2.5], [1000, 5000, 40000])
         page.add("a run", run)
         tab = visit(page.address)
         when(tab, "() => document.querySelectorAll('#chart-results .legend span').length >= 2")
-        at = {
-            round(sample["t"], 1): count
-            for sample, count in zip(shown(tab)["samples"], column(tab, "results", 1), strict=True)
-        }
-        assert (at[0.4], at[0.5], at[0.9], at[2.9]) == (0, 1000, 1000, 40000)
+        at = dict(zip(column(tab, "results", 0), column(tab, "results", 1), strict=True))
+        assert (at[0.4], at[0.5], at[0.9], at[1.05], at[2.9]) == (0, 1000, 1000, 5000, 40000)
+        found = dict(zip(column(tab, "results", 0), column(tab, "results", 2), strict=True))
+        assert (found[1.0], found[1.05], found[1.1]) == (7000, 7000, 7700)
 
     def test_keys(self, page: wm.Page, visit: Visit, tmp_path: Path) -> None:
         run = history(50)

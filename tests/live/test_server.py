@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +24,7 @@ from live.runs import history, progress
 from waiting import until
 from watersmeet.core.errors import SpecError
 from watersmeet.drivers.history import History
+from watersmeet.live import app
 from watersmeet.live.board import MOST_RUNS, Board, Reader
 
 
@@ -108,19 +111,19 @@ class TestWhoIsAnswered:
 
 
 class TestNews:
-    def events(self, page: wm.Page) -> Iterator[tuple[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-        connection.request("GET", f"/events?token={page.token}")
-        answer = connection.getresponse()
-        assert answer.headers["Content-Type"].startswith("text/event-stream")
-        name = ""
-        while line := answer.readline():
-            word, _, value = line.decode().strip().partition(": ")
-            if word == "event":
-                name = value
-            elif word == "data":
-                yield name, json.loads(value)
-        connection.close()
+    def events(self, page: wm.Page) -> Generator[tuple[str, Any], None, None]:
+        with closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)) as connection:
+            connection.request("GET", f"/events?token={page.token}")
+            answer = connection.getresponse()
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            name = ""
+            with closing(answer):
+                while line := answer.readline():
+                    word, _, value = line.decode().strip().partition(": ")
+                    if word == "event":
+                        name = value
+                    elif word == "data":
+                        yield name, json.loads(value)
 
     def test_first_all_then_what_is_new_then_the_end(self, page: wm.Page) -> None:
         run = page.board.runs[0].history
@@ -157,6 +160,40 @@ class TestNews:
             board.add(f"run {number}", made)
             assert len(reader.news()) == 1
         assert len(reader._known) <= MOST_RUNS
+
+
+class TestItsCost:
+    """At most 2% of a join's time at ten updates a second: 2 ms of a processor for each."""
+
+    UPDATES = 300
+
+    def test_of_telling_a_browser(self, page: wm.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(app, "EVERY", 0.001)
+        run = page.board.runs[0].history
+        for step in range(5, 2000):
+            run.add(progress(step))
+        news = TestNews().events(page)
+        next(news)
+        thread = time.pthread_getcpuclockid(page._thread.ident or 0)
+        before, told = time.clock_gettime(thread), 0
+        for step in range(self.UPDATES):
+            run.add(progress(2000 + step))
+            told += next(news)[0] == "news"
+        news.close()
+        assert told == self.UPDATES
+        assert (time.clock_gettime(thread) - before) / self.UPDATES < 0.001
+
+    def test_of_taking_a_sample(self) -> None:
+        left, right = (pa.table({"id": range(60_000), "text": ["x" * 60] * 60_000}) for _ in "lr")
+        result = wm.join(left, right, on="id", memory="1 MiB")
+        batches = iter(result)
+        while not result.progress.spilled:
+            next(batches)
+        before = time.thread_time()
+        for _ in range(self.UPDATES):
+            result.history.add(result.progress)
+        assert (time.thread_time() - before) / self.UPDATES < 0.0005
+        result.close()
 
 
 class TestItsEnd:

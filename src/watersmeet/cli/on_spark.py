@@ -81,10 +81,9 @@ class SparkFileJoin:
 
     def report(self, path: str) -> None:
         """Write the charts of the run to one HTML file."""
-        from watersmeet.live.attach import write_runs
-        from watersmeet.live.board import Run
+        from watersmeet.live.attach import write_report
 
-        write_runs(path, [Run("run-1", self._title, self.history, kind="batches")])
+        write_report(path, self._title, self.history, "batches")
 
     def __enter__(self) -> Self:
         return self

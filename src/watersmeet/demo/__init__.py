@@ -68,7 +68,9 @@ def _show(
         if args.report is not None:
             from watersmeet.live.attach import write_report
 
-            write_report(args.report, " ⋈ ".join(NAMES), record.history)
+            write_report(
+                args.report, " ⋈ ".join(NAMES), record.history, "join" if args.engine == "local" else "batches"
+            )
     console.print(summary(schedule, record, progress, wrong is None, engine.peer))
     console.print(f"The picture is {out / 'demo.png'}, the result {out / engine.result}.", soft_wrap=True)
     said = remark(record)

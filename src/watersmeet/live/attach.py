@@ -45,9 +45,9 @@ def _nothing() -> None:
     """Whose page it is closes it."""
 
 
-def write_report(path: str | os.PathLike[str], title: str, history: History) -> None:
+def write_report(path: str | os.PathLike[str], title: str, history: History, kind: str = "join") -> None:
     """Write the page of one run, as far as it is, to a file."""
-    write_runs(path, [Run("run-1", title, history)])
+    write_runs(path, [Run("run-1", title, history, kind=kind)])
 
 
 def write_runs(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:

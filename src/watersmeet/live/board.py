@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from watersmeet.drivers.history import History, Update
@@ -14,6 +14,7 @@ from watersmeet.drivers.progress import Progress
 MOST_RUNS = 32
 """On one page: of more, those that have ended and came first make room."""
 Version = tuple[int, int]
+_FIELDS = [each.name for each in dataclasses.fields(Progress)]
 
 
 @dataclass(eq=False)
@@ -147,4 +148,12 @@ def sample(progress: Progress) -> dict[str, Any]:
 
 def _now(progress: Progress | None) -> dict[str, Any] | None:
     """The newest moment with all its figures."""
-    return None if progress is None else dataclasses.asdict(progress)
+    if progress is None:
+        return None
+    values = {name: getattr(progress, name) for name in _FIELDS}
+    # Only what is a class of its own: to copy the rest takes longer than to send it.
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -26,12 +26,15 @@ function stretches(samples, holds) {
 }
 
 /** From when to when no row came, of any input or of one, as far as it can be seen. */
-function silences(samples, input) {
+function silences(samples, input, kind = "join") {
+  // What a micro-batch brings is known when it is over: only one without rows is a silence.
+  if (kind === "batches") samples = samples.filter((sample, i) => !i || i === samples.length - 1 || sample.batch?.[0] !== samples[i - 1].batch?.[0]);
   const length = samples.length ? samples[samples.length - 1].t : 0;
   const least = Math.max(0.1, length / 150);
   const same = (a, b) => (input == null ? a.in.every((n, i) => n === b.in[i]) : a.in[input] === b.in[input]);
   const goesOn = (phase) => phase !== "clean-up" && phase !== "done" && phase !== "closed";
-  return stretches(samples, (a, b) => same(a, b) && goesOn(a.phase)).filter(([from, to]) => to - from >= least);
+  const over = (a, b) => kind !== "batches" || a.batch?.[0] !== b.batch?.[0];
+  return stretches(samples, (a, b) => same(a, b) && goesOn(a.phase) && over(a, b)).filter(([from, to]) => to - from >= least);
 }
 
 /** From when to when a join had nothing to do but to wait. */
@@ -83,7 +86,7 @@ class Chart {
     const font = "11.5px system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
     const axis = { stroke: () => paint("soft"), font, grid: { stroke: () => paint("grid"), width: 1 }, ticks: { show: false }, gap: 6 };
     this.u = new uPlot({
-      width, height: spec.height ?? 190, padding: [8, 12, 0, 0], legend: { show: false },
+      width, height: spec.height ?? 190, padding: [8, 20, 0, 0], legend: { show: false },
       scales: { x: { time: false, range: () => span(this.samples) }, y: this.scale() },
       axes: [
         { ...axis, size: 26, space: 64, values: (u, marks, _, __, step) => marks.map((mark) => moment(mark, step)) },
@@ -134,7 +137,7 @@ class Chart {
   }
 
   update(samples) {
-    this.samples = samples;
+    this.samples = this.spec.expand ? this.spec.expand(samples) : samples;
     if (!this.u) return;
     this.u.setData(this.data());
     this.tell();
@@ -174,10 +177,24 @@ const isPhase = (name) => (sample) => sample.phase === name;
 function resultsChart(run) {
   const [times, counts] = run.possible ?? [[], []];
   const possible = (sample) => { const seen = upTo(times, sample.t); return seen ? counts[seen - 1] : 0; };
+  /** Samples may be far apart, while what is possible grows: a moment for each of its steps, too. */
+  const expand = (samples) => {
+    const last = samples.length ? samples[samples.length - 1].t : 0;
+    const extra = times.filter((t, i) => t > 0 && t < last && i % Math.ceil(times.length / 500) === 0);
+    const found = [];
+    let next = 0;
+    samples.forEach((sample, i) => {
+      found.push(sample);
+      const until = samples[i + 1]?.t ?? sample.t;
+      while (next < extra.length && extra[next] <= sample.t) next++;
+      for (; next < extra.length && extra[next] < until; next++) found.push({ ...sample, t: extra[next] });
+    });
+    return found;
+  };
   const series = [{ label: "found", colour: "result", fill: "result-fill", width: 2.4, of: (sample) => sample.out }];
   if (run.possible) series.unshift({ label: "possible so far", colour: "possible", dash: [5, 4], of: possible });
   return new Chart({
-    id: "results", title: "Results over time", wide: true, height: 270, series, gap: run.possible ? [1, 2] : null, note: run.possible ? "the gap is what a join with all memory would have found" : "",
+    id: "results", title: "Results over time", wide: true, height: 270, series, expand: run.possible ? expand : null, gap: run.possible ? [1, 2] : null, note: run.possible ? "the gap is what a join with all memory would have found" : "",
     keys: [["reactive", "reactive"], ["cleanup", "clean-up"]].filter(([, phase]) => run.samples.some((s) => s.phase === phase)).map(([name, phase]) => ({ colour: name, label: PHASES[phase][1] })),
     under: (u, samples) => {
       bands(u, stretches(samples, isPhase("reactive")), "reactive", 0, 1, 0.42);
@@ -198,6 +215,7 @@ function eventLanes(samples) {
   const lanes = new Map();
   const add = (lane, t, n) => { if (!lanes.has(lane)) lanes.set(lane, []); const marks = lanes.get(lane); const last = marks[marks.length - 1]; if (last && last[0] === t) last[1] += n; else marks.push([t, n]); };
   for (let i = 0; i < samples.length; i++) {
+    if (i && samples[i].batch && samples[i].batch[0] !== samples[i - 1].batch?.[0]) add("batches", samples[i].t, 1);
     const before = i ? samples[i - 1].events ?? {} : {};
     for (const [event, n] of Object.entries(samples[i].events ?? {})) {
       const lane = laneOf(event), more = n - (before[event] ?? 0);
@@ -212,19 +230,20 @@ function eventLanes(samples) {
 /** Lanes: each input's arrivals, the phases, and what the join did. */
 function lanesChart(run) {
   const events = eventLanes(run.samples);
-  const lanes = [...run.names, "phase", ...events.map(([lane]) => lane)];
+  const phased = run.kind === "join"; // of micro-batches there is no telling in which phase they are
+  const lanes = [...run.names, ...(phased ? ["phase"] : []), ...events.map(([lane]) => lane)];
   const n = lanes.length;
   const at = (i) => (i + 0.5) / n;
   const clip = (text, u) => { u.ctx.save(); let cut = text; while (cut.length > 2 && u.ctx.measureText(cut).width > (LEFT - 10) * uPlot.pxRatio) cut = cut.slice(0, -1); u.ctx.restore(); return cut === text ? text : `${cut.slice(0, -1)}…`; };
   return new Chart({
     id: "lanes", title: "What happened when", wide: true, height: 40 + 24 * n, series: [], fixed: [0, n],
     note: "a gap is a silence of an input; a mark is one or more of its kind",
-    keys: [...Object.entries(PHASES).filter(([phase]) => run.samples.some((s) => s.phase === phase)).map(([, [name, label]]) => ({ colour: name, label })), { colour: "other", label: "waiting for rows" }],
+    keys: phased ? [...Object.entries(PHASES).filter(([phase]) => run.samples.some((s) => s.phase === phase)).map(([, [name, label]]) => ({ colour: name, label })), { colour: "other", label: "waiting for rows" }] : [],
     y: { grid: { show: false }, splits: () => [], size: LEFT },
     over: (u, samples) => {
       const { left, top, width, height } = u.bbox, ratio = uPlot.pxRatio, lane = height / n;
       run.names.forEach((_, i) => {
-        const quiet = silences(samples, i);
+        const quiet = silences(samples, i, run.kind);
         const [from, to] = [samples[0]?.t ?? 0, run.inputEnds(samples, i)];
         let begin = from;
         const busy = [];
@@ -232,8 +251,11 @@ function lanesChart(run) {
         if (to > begin) busy.push([begin, to]);
         bands(u, busy, inputColour(i), at(i) - 0.24 / n, 0.48 / n, 0.85);
       });
-      for (const [phase, [name]] of Object.entries(PHASES)) bands(u, stretches(samples, isPhase(phase)), name, at(run.names.length) - 0.36 / n, 0.72 / n);
-      bands(u, waiting(samples), "other", at(run.names.length) - 0.36 / n, 0.72 / n);
+      if (phased) {
+        const lane = (spans, name) => bands(u, spans, name, at(run.names.length) - 0.36 / n, 0.72 / n);
+        for (const [phase, [name]] of Object.entries(PHASES)) lane(stretches(samples, isPhase(phase)), name);
+        lane(waiting(samples), "other");
+      }
       u.ctx.save();
       u.ctx.font = `${11.5 * ratio}px system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif`;
       u.ctx.textAlign = "right";

@@ -206,15 +206,14 @@ function save() {
 
 /** Walk through the samples. */
 function walk(step) {
-  const charts = view.charts.filter((chart) => chart.u);
-  const last = (charts[0]?.samples.length ?? 0) - 1;
-  if (last < 0) return;
-  const at = charts[0].u.cursor.idx ?? last;
-  const place = Math.max(0, Math.min(last, at + step));
-  for (const chart of charts) chart.u.setCursor({ left: chart.u.valToPos(chart.samples[place].t, "x"), top: 10 });
+  const samples = runs.get(state.active)?.samples ?? [];
+  if (!samples.length) return;
+  state.place = Math.max(0, Math.min(samples.length - 1, (state.place ?? samples.length - 1) + step));
+  for (const { u } of view.charts) u?.setCursor({ left: u.valToPos(samples[state.place].t, "x"), top: 10 });
 }
 
 function letGo() {
+  state.place = null;
   for (const chart of view.charts) chart.u?.setCursor({ left: -10, top: -10 });
   view.onZoom(null);
 }

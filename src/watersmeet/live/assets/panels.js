@@ -10,7 +10,7 @@ const CHARTS = [
   ["grid", (run) => run.extras.groups, gridPanel],
   ["inputs", (run) => run.names.length, (run) => new Chart({
     id: "inputs", title: run.kind === "state" ? "Rows in the state" : "Rows in", note: run.kind === "state" ? "" : "shaded: no row of any input came", series: perInput(run, "in"),
-    under: (u, samples) => { if (run.kind !== "state") bands(u, silences(samples), "silence"); },
+    under: (u, samples) => { if (run.kind !== "state") bands(u, silences(samples, null, run.kind), "silence"); },
   })],
   ["memory", (run) => run.now?.budget > 0, (run) => new Chart({
     id: "memory", title: "Memory", note: run.kind === "batches" ? "of the fullest task" : "", format: bytes, axis: bytes, y: { incrs: BYTE_STEPS },
@@ -18,7 +18,7 @@ const CHARTS = [
   })],
   ["batch", (run) => has("batch")(run) && run.kind !== "state", (run) => new Chart({
     id: "batch", title: "Time of a micro-batch", format: seconds, axis: seconds,
-    series: [{ label: "Spark and the join", colour: "possible", fill: "gap", filled: true, since: true, of: (s) => s.batch?.[1] }, { label: "the join's slowest task", colour: "memory", fill: "memory-fill", filled: true, since: true, of: (s) => s.batch?.[2] }],
+    series: [{ label: "Spark and the join", colour: "possible", fill: "gap", filled: true, since: true, of: (s) => s.batch?.[1] ?? 0 }, { label: "the join's slowest task", colour: "memory", fill: "memory-fill", filled: true, since: true, of: (s) => s.batch?.[2] ?? 0 }],
   })],
   ["disk", (run) => has("spilled")(run) || has("disk")(run), (run) => new Chart({
     id: "disk", title: "Disk", format: bytes, axis: bytes, y: { incrs: BYTE_STEPS },
