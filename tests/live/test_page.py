@@ -94,7 +94,7 @@ class TestARealJoin:
         reader.start()
         tab = visit(page.address)
         when(tab, "() => document.querySelector('#tile-out .big').textContent === '500'")
-        # Samples go on while nothing comes, and the silence is seen as one.
+        # The silence is seen as one while it lasts.
         when(tab, "() => watersmeet.silences(watersmeet.runs.get('run-1').samples).length > 0")
         goes_on.set()
         when(tab, "() => document.querySelector('#tile-out .big').textContent === '700'")

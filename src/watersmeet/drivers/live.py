@@ -178,6 +178,7 @@ class LiveRun:
             spilled=now.spilled,
             on_disk=now.on_disk,
             phase=self._phase(),
+            silent=self._silent and not self._parts.closed,
             algorithm=now.algorithm,
             reason=now.reason,
             late=None if window is None else window.late,

@@ -38,6 +38,8 @@ class Progress:
     """Bytes on disk now."""
     phase: str = "not started"
     """What the run is at: waiting for schemas, arriving, reactive, clean-up, done, closed."""
+    silent: bool = False
+    """Whether no row of any input has come for a while."""
     algorithm: str | None = None
     """The join that runs; None before it is chosen."""
     reason: str | None = None

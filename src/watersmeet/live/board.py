@@ -142,6 +142,7 @@ def sample(progress: Progress) -> dict[str, Any]:
         "remembered": progress.window_rows,
         "batch": batch and [batch.number, round(batch.seconds, 4), round(batch.join_seconds, 4)],
         "events": dict(progress.events) or None,
+        "silent": progress.silent or None,
     }
     return found | {name: value for name, value in optional.items() if value is not None}
 

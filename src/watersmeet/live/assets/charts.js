@@ -1,5 +1,5 @@
 // Charts over the seconds of a run. All have the same axis of time and show the same moment.
-const LEFT = 70;
+const LEFT = 78;
 const view = { zoom: null, charts: [], palette: {}, onZoom: () => {} };
 
 const paint = (name) => (view.palette[name] ??= colour(name) || name);
@@ -30,18 +30,18 @@ function silences(samples, input, kind = "join") {
   // What a micro-batch brings is known when it is over: only one without rows is a silence.
   if (kind === "batches") samples = samples.filter((sample, i) => !i || i === samples.length - 1 || sample.batch?.[0] !== samples[i - 1].batch?.[0]);
   const length = samples.length ? samples[samples.length - 1].t : 0;
+  // Without a sample for long, and no silence told, the join was busy: whether rows came meanwhile it did not see.
+  const seen = Math.max(0.35, (4 * length) / samples.length);
   const least = Math.max(0.1, length / 150);
   const same = (a, b) => (input == null ? a.in.every((n, i) => n === b.in[i]) : a.in[input] === b.in[input]);
   const goesOn = (phase) => phase !== "clean-up" && phase !== "done" && phase !== "closed";
-  const over = (a, b) => kind !== "batches" || a.batch?.[0] !== b.batch?.[0];
+  const over = (a, b) => kind !== "batches" ? a.silent || (input != null && b.t - a.t < seen) : a.batch?.[0] !== b.batch?.[0];
   return stretches(samples, (a, b) => same(a, b) && goesOn(a.phase) && over(a, b)).filter(([from, to]) => to - from >= least);
 }
 
 /** From when to when a join had nothing to do but to wait. */
 function waiting(samples) {
-  const quiet = silences(samples);
-  const isQuiet = (a) => quiet.some(([from, to]) => a.t >= from && a.t < to);
-  return stretches(samples, (a) => a.phase === "arriving" && isQuiet(a));
+  return stretches(samples, (a) => a.phase === "arriving" && a.silent);
 }
 
 /** Paint stretches of time across a chart. */
@@ -206,7 +206,7 @@ function resultsChart(run) {
 /** What an event counts for: several words of joins are one lane. */
 function laneOf(event) {
   if (event === "runs settled") return null;
-  for (const [start, lane] of [["settled", "settled"], ["flushed", "flushed"], ["dumps", "flushed"], ["scans", "disk scanned"], ["expired", "expired"]]) if (event.startsWith(start)) return lane;
+  for (const [start, lane] of [["settled", "settled"], ["flushed", "flushed"], ["dumps", "flushed"], ["scans", "scanned"], ["expired", "expired"]]) if (event.startsWith(start)) return lane;
   if (event === "merged" || event.endsWith(" joined")) return "merged";
   return event;
 }
@@ -222,9 +222,9 @@ function eventLanes(samples) {
       if (lane && more > 0) add(lane, samples[i].t, more);
     }
   }
-  const order = ["settled", "flushed", "merged"];
+  const order = ["settled", "flushed", "merged", "scanned", "expired"];
   const rank = ([lane]) => (order.includes(lane) ? order.indexOf(lane) : order.length);
-  return [...lanes.entries()].sort((a, b) => rank(a) - rank(b)).slice(0, 6);
+  return [...lanes.entries()].sort((a, b) => rank(a) - rank(b)).slice(0, 5);
 }
 
 /** Lanes: each input's arrivals, the phases, and what the join did. */
@@ -234,7 +234,7 @@ function lanesChart(run) {
   const lanes = [...run.names, ...(phased ? ["phase"] : []), ...events.map(([lane]) => lane)];
   const n = lanes.length;
   const at = (i) => (i + 0.5) / n;
-  const clip = (text, u) => { u.ctx.save(); let cut = text; while (cut.length > 2 && u.ctx.measureText(cut).width > (LEFT - 10) * uPlot.pxRatio) cut = cut.slice(0, -1); u.ctx.restore(); return cut === text ? text : `${cut.slice(0, -1)}…`; };
+  const clip = (text, u) => { u.ctx.save(); let cut = text; while (cut.length > 2 && u.ctx.measureText(cut).width > (LEFT - 18) * uPlot.pxRatio) cut = cut.slice(0, -1); u.ctx.restore(); return cut === text ? text : `${cut.slice(0, -1)}…`; };
   return new Chart({
     id: "lanes", title: "What happened when", wide: true, height: 40 + 24 * n, series: [], fixed: [0, n],
     note: "a gap is a silence of an input; a mark is one or more of its kind",

@@ -8,7 +8,7 @@ const count = (n) => (n == null ? "–" : whole.format(Math.round(n)));
 function short(n) {
   const size = Math.abs(n);
   for (const [unit, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (size >= unit) return `${+(n / unit).toFixed(size >= 100 * unit ? 0 : 2)}${sign}`;
+    if (size >= unit) return `${+(n / unit).toPrecision(3)}${sign}`;
   return `${+n.toFixed(size < 10 ? 2 : 0)}`;
 }
 
@@ -37,11 +37,18 @@ function seconds(s) {
 function moment(s, step = 1) {
   if (s >= 3600) return `${Math.floor(s / 3600)}:${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} h`;
   if (s >= 120 || (s >= 60 && step >= 10)) return `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")} min`;
-  return `${+s.toFixed(step < 0.1 ? 2 : step < 1 ? 1 : 0)} s`;
+  return `${+s.toFixed(Number.isInteger(step) ? 0 : Number.isInteger(+(10 * step).toFixed(6)) ? 1 : 2)} s`;
 }
 
 /** A time that rows tell. */
 const told = (at, dated) => (at == null ? "–" : dated ? new Date(at * 1000).toISOString().replace("T", " ").replace(/\.000Z$|Z$/, "") : whole.format(at));
+
+/** Times that rows tell, on an axis. */
+function toldMarks(marks, dated) {
+  if (!dated) return marks.map(short);
+  const span = marks[marks.length - 1] - marks[0];
+  return marks.map((mark) => { const text = told(mark, true); return span > 86400 ? text.slice(5, 16) : text.slice(11, span > 600 ? 16 : 19); });
+}
 
 const share = (part, all) => (all ? `${((100 * part) / all).toFixed(part && part < all / 10 ? 1 : 0)}%` : "–");
 

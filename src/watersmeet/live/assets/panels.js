@@ -37,7 +37,7 @@ const CHARTS = [
   ["late", (run) => run.samples.some((s) => s.late?.some(Boolean)), (run) => new Chart({ id: "late", title: "Late rows", series: perInput(run, "late") })],
   ["reached", (run) => run.samples.some((s) => s.reached?.some((at) => at != null)), (run) => new Chart({
     id: "reached", title: "How far the inputs have come", note: "the newest time in their rows", free: true, series: perInput(run, "reached"),
-    format: (at) => told(at, run.now?.dated), axisOf: (marks) => marks.map((mark) => (run.now?.dated ? told(mark, true).slice(5, 16) : short(mark))),
+    format: (at) => told(at, run.now?.dated), axisOf: (marks) => toldMarks(marks, run.now?.dated), y: { incrs: run.now?.dated ? SPANS : undefined },
   })],
   ["lookups", has("answered"), () => new Chart({
     id: "lookups", title: "Rows looked up", series: [
@@ -46,13 +46,15 @@ const CHARTS = [
   ["probing", (run) => run.now?.probing, probingPanel],
 ];
 
+/** Seconds between marks of times that rows tell. */
+const SPANS = [0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000, 31536000];
 const BYTE_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 /** The graph of a join of several inputs: how often rows match along each condition, and in which order they are looked up. */
 function probingPanel(run) {
   const body = el("div", { class: "graph" });
   const root = el("div", { class: "chart wide", id: "chart-probing", role: "group", "aria-label": "Order of look-ups" },
-    el("h2", {}, "Order of look-ups"), el("span", {}, "a number is how many rows match one of the other end"), body);
+    el("h2", {}, "Order of look-ups"), el("span", {}, "a number at an input: so many of its rows match one of the other end"), body);
   let drawn = "";
   return {
     root, spec: { id: "probing" }, mount() {}, close() { root.remove(); },
@@ -67,18 +69,21 @@ function probingPanel(run) {
 }
 
 function graph(names, probing) {
-  const wide = 460, high = names.length > 3 ? 260 : 190, n = names.length;
-  const places = names.map((_, i) => n === 2 ? [wide * (0.22 + 0.56 * i), high / 2]
-    : [wide / 2 + wide * 0.36 * Math.sin((2 * Math.PI * (i - (n === 3 ? 0 : 0.5))) / n), high / 2 - high * 0.36 * Math.cos((2 * Math.PI * (i - (n === 3 ? 0 : 0.5))) / n)]);
+  const n = names.length, wide = 460, high = n > 3 ? 280 : n > 2 ? 210 : 110, turn = n === 3 ? 0 : 0.5;
+  const angle = (i) => (2 * Math.PI * (i - turn)) / n;
+  const places = names.map((_, i) => (n === 2 ? [wide * (0.2 + 0.6 * i), high * 0.6] : [wide / 2 + wide * 0.37 * Math.sin(angle(i)), high * (n === 3 ? 0.56 : 0.5) - high * 0.33 * Math.cos(angle(i))]));
   const drawing = svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": probing.conditions.join(", ") });
-  const word = (x, y, text, size = 12, weight = 400, fill = "soft") => {
-    const label = svg("text", { x, y, "font-size": size, "font-weight": weight, "text-anchor": "middle", "dominant-baseline": "middle" });
+  const word = (x, y, text, fill, weight = 400) => {
+    const label = svg("text", { x, y, "font-size": 12.5, "font-weight": weight, "text-anchor": "middle", "dominant-baseline": "central" });
     label.style.fill = `var(--${fill})`;
-    label.style.paintOrder = "stroke";
-    label.style.stroke = "var(--card)";
-    label.style.strokeWidth = "5px";
     label.textContent = text;
     return label;
+  };
+  const tag = (x, y, text) => {
+    const half = 4 + 3.8 * text.length;
+    const paper = svg("rect", { x: x - half, y: y - 9, width: 2 * half, height: 18, rx: 4 });
+    paper.style.fill = "var(--card)";
+    return [paper, word(x, y, text, "soft")];
   };
   const labels = [];
   probing.ends.forEach(([a, b], i) => {
@@ -89,14 +94,15 @@ function graph(names, probing) {
     title.textContent = probing.conditions[i];
     line.append(title);
     drawing.append(line);
-    labels.push(word(x1 + (x2 - x1) * 0.3, y1 + (y2 - y1) * 0.3, matches(toA)), word(x1 + (x2 - x1) * 0.7, y1 + (y2 - y1) * 0.7, matches(toB)));
+    const along = (part) => [x1 + (x2 - x1) * part, y1 + (y2 - y1) * part];
+    labels.push(...tag(...along(0.28), matches(toA)), ...tag(...along(0.72), matches(toB)));
   });
   drawing.append(...labels);
   names.forEach((name, i) => {
     const [x, y] = places[i];
-    const dot = svg("circle", { cx: x, cy: y, r: 9 });
+    const dot = svg("circle", { cx: x, cy: y, r: 8 });
     dot.style.fill = `var(--${inputColour(i)})`;
-    drawing.append(dot, word(x, y + (y > high / 2 ? 21 : -21), name.length > 24 ? `${name.slice(0, 23)}…` : name, 13, 600, "ink"));
+    drawing.append(dot, word(x, y + (y > high / 2 && n > 2 ? 20 : -20), name.length > 24 ? `${name.slice(0, 23)}…` : name, "ink", 600));
   });
   return drawing;
 }
