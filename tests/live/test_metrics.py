@@ -101,3 +101,8 @@ def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it() -> None:
             assert used <= labels | {"instance"}, (panel["title"], used - labels)
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
+
+
+def test_the_documentation_names_all_of_them() -> None:
+    told = re.findall(r"^\| `(watersmeet_\w+)`", (DASHBOARD.parent / "live.md").read_text(), re.MULTILINE)
+    assert told == [metric.name for metric in METRICS]
