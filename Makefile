@@ -14,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test chaos signals bounds check setup bench reproduce format lock clean java
+.PHONY: demo test chaos signals bounds check setup bench reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -23,11 +23,14 @@ setup: $(STAMP)
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(shell pwd))
 .PHONY: $(STAMP)
 endif
-$(STAMP): pyproject.toml requirements.lock scripts/setup.sh scripts/java.sh
+$(STAMP): pyproject.toml requirements.lock scripts/setup.sh scripts/java.sh scripts/browser.sh
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh
 
 java: setup
 	@sh scripts/java.sh check
+
+browser: setup
+	@sh scripts/browser.sh check
 
 check: setup
 	$(BIN)/ruff check --quiet .
@@ -35,7 +38,7 @@ check: setup
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo
 
-test: check java
+test: check java browser
 	$(BIN)/pytest -q -n 2 --dist worksteal $(ARGS)
 
 chaos: setup java

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prepare .venv in the project's root: the locked packages, this project installed in place, and a Java runtime.
+# Prepare .venv in the project's root: the locked packages, this project installed in place, a Java runtime and a browser.
 # May be run again at any time; `make setup` runs it only when something it depends on has changed.
 set -eu
 cd "$(dirname "$0")/.."
@@ -30,4 +30,5 @@ pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --quiet
 $pip -r requirements.lock
 $pip --no-deps --no-build-isolation -e .
 sh scripts/java.sh install
+sh scripts/browser.sh install
 pwd >.venv/.ready

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from watersmeet.drivers.simulate import simulate as simulate
     from watersmeet.drivers.trace import Trace as Trace
     from watersmeet.engine.sizing import Grain as Grain
+    from watersmeet.live.page import Page as Page
     from watersmeet.sources import source as source
     from watersmeet.sources.databases import query as query
 
@@ -50,6 +51,7 @@ _HOMES = {
     "BudgetError": "watersmeet.core.errors",
     "Grain": "watersmeet.engine.sizing",
     "LateRowError": "watersmeet.core.errors",
+    "Page": "watersmeet.live.page",
     "Progress": "watersmeet.drivers.progress",
     "PromiseError": "watersmeet.core.errors",
     "Punctuation": "watersmeet.core.promises",
@@ -83,6 +85,7 @@ __all__ = [
     "BudgetError",
     "Grain",
     "LateRowError",
+    "Page",
     "Progress",
     "PromiseError",
     "Punctuation",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from watersmeet.api.result import Result
-from watersmeet.api.run import Settings, check_least, open_run, open_sources, two_names
+from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Promises
@@ -38,6 +38,7 @@ def join(
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    page: PageOption = None,
     **options: Any,
 ) -> Result:
     """Join two inputs as their rows arrive: every pair exactly once, the first at once, within `memory`.
@@ -57,6 +58,8 @@ def join(
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
     :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own.
 
     >>> import pyarrow as pa
@@ -66,7 +69,7 @@ def join(
     [{'id': 1, 'item': 'cup', 'paid': True}, {'id': 3, 'item': 'pan', 'paid': True}]
     """
     conditions = parse_on(on)
-    settings = Settings.of(memory, spill, wait, on_progress)
+    settings = Settings.of(memory, spill, wait, on_progress, page)
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)

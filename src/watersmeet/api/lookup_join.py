@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from watersmeet.api.relation import Relation
 from watersmeet.api.result import Result
-from watersmeet.api.run import Settings, check_least, open_run, open_sources, two_names, usual_name
+from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names, usual_name
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, lookup_conditions, settle_how
@@ -41,6 +41,7 @@ def lookup_join(
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    page: PageOption = None,
     **options: Any,
 ) -> Result:
     """Join a stream with a relation on disk that is larger than memory: low delay, few and large reads.
@@ -64,6 +65,8 @@ def lookup_join(
     :param partition: how a relation that is laid out first is cut, `"range"` or `"hash"`.
     :param spill: where that is; the system's temporary directory unless given.
     :param wait: seconds of silence after which rows that wait for the disk are answered.
+    :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})
@@ -77,7 +80,7 @@ def lookup_join(
     >>> lookup_join(sold, tables, on={"products": "sku", "makers": "name"}).table().to_pylist()
     [{'sku': 8, 'n': 2, 'name': 'pot', 'maker': 'Bo'}]
     """
-    settings = Settings.of(memory, spill, wait, on_progress)
+    settings = Settings.of(memory, spill, wait, on_progress, page)
     check_lookup(algorithm, options)
     place = Place(partition, settings.memory, spill)
     if isinstance(relation, Mapping):

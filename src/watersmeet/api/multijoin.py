@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from watersmeet.api.result import Result
-from watersmeet.api.run import Settings, check_least, close_all, open_run, open_sources
+from watersmeet.api.run import PageOption, Settings, check_least, close_all, open_run, open_sources
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
@@ -36,6 +36,7 @@ def multijoin(
     spill: str | os.PathLike[str] | None = None,
     wait: float = WAIT,
     on_progress: Callable[[Progress], None] | None = None,
+    page: PageOption = None,
     **options: Any,
 ) -> Result:
     """Join several inputs as their rows arrive, in one operator: no intermediate results, the first rows at once.
@@ -64,6 +65,8 @@ def multijoin(
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own; for `"auto"`, estimates as `explain` takes them.
 
     >>> import pyarrow as pa
@@ -86,7 +89,7 @@ def multijoin(
     names = tuple(inputs)
     edges = parse_edges(on, names)
     windows = _windows(window, names, time, lateness, late)
-    settings = Settings.of(memory, spill, wait, on_progress)
+    settings = Settings.of(memory, spill, wait, on_progress, page)
     _check_multiway(algorithm, options)
 
     def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:

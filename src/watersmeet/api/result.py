@@ -14,6 +14,7 @@ import pyarrow as pa
 from watersmeet.api import sinks
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.history import History
 from watersmeet.drivers.live import LiveRun
 from watersmeet.drivers.progress import Progress
 
@@ -76,6 +77,28 @@ class Result:
     def progress(self) -> Progress:
         """How far the join is: rows in and out, first result, memory, spilled bytes, phase."""
         return self._run.progress()
+
+    @property
+    def history(self) -> History:
+        """What the join was like so far: at most about a thousand samples of its progress."""
+        return self._run.history
+
+    @property
+    def page(self) -> str | None:
+        """The address of the live page, if one was asked for; it is served until the join is over."""
+        return self._run.page
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what the join was like, with all charts of the live page, to one HTML file that opens offline.
+
+        >>> import pyarrow as pa, watersmeet as wm
+        >>> result = wm.join(pa.table({"id": [1, 2]}), pa.table({"id": [2, 3]}), on="id", memory="8 MiB")
+        >>> found = result.table()
+        >>> result.report("run.html")  # doctest: +SKIP
+        """
+        from watersmeet.live.attach import write_report
+
+        write_report(path, " ⋈ ".join(self.progress.names), self.history)
 
     def table(self) -> pa.Table:
         """All results as a PyArrow table; it is outside the join's memory."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -21,8 +21,11 @@ from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.sources import Source, as_source
 
 if TYPE_CHECKING:
+    from watersmeet.live.page import Page
     from watersmeet.spill import FileStore
 
+PageOption: TypeAlias = "bool | int | str | Page | None"
+"""Of `page=`: whether to serve a live page, at which port or HOST:PORT, or the page to show the run on."""
 Spec = TypeVar("Spec", bound="JoinSpec | MultiSpec | LookupSpec | ChainSpec | SharedSpec")
 
 
@@ -34,6 +37,7 @@ class Settings:
     spill: Path | None
     wait: float
     on_progress: Callable[[Progress], None] | None
+    page: PageOption = None
 
     @classmethod
     def of(
@@ -42,9 +46,10 @@ class Settings:
         spill: str | os.PathLike[str] | None,
         wait: float,
         on_progress: Callable[[Progress], None] | None,
+        page: PageOption = None,
     ) -> Settings:
         """Settings in the words of a user."""
-        return cls(parse_memory(memory), None if spill is None else Path(spill), wait, on_progress)
+        return cls(parse_memory(memory), None if spill is None else Path(spill), wait, on_progress, page)
 
 
 def open_sources(inputs: Iterable[tuple[str, object]]) -> list[Source]:
@@ -99,6 +104,10 @@ def open_run(
         run = LiveRun(
             sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress
         )
+        if settings.page is not None and settings.page is not False:
+            from watersmeet.live.attach import attach
+
+            attach(run, settings.page, [source.name for source in sources])
         return run, schema
     except BaseException:
         close_all(sources)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from watersmeet.api.lookup_join import SUFFIXES, Place, PlacedStores, Target, by_name, check_lookup
-from watersmeet.api.run import Settings, check_least, open_run, open_sources
+from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, settle_how
 from watersmeet.core.many_lookups import SharedSpec
@@ -34,6 +34,7 @@ def shared_lookup_join(
     spill: str | os.PathLike[str] | None = None,
     wait: float = WAIT,
     on_progress: Callable[[Progress], None] | None = None,
+    page: PageOption = None,
     **options: Any,
 ) -> SharedResult:
     """Join several streams with one relation on disk, each for itself, with one read of the disk for all of them.
@@ -46,6 +47,8 @@ def shared_lookup_join(
     :param on: key columns as in `lookup_join`: the same for all streams, or a dict by name.
     :param how: as in `lookup_join`: the same for all streams, or a dict by name; so is `on_miss`.
     :param memory: bytes, or words such as `"64 MiB"`, for all streams together.
+    :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: those of `partitioned`.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})
@@ -57,7 +60,7 @@ def shared_lookup_join(
     if not isinstance(streams, Mapping) or not streams:
         raise SpecError("give the streams by name: {'orders': ..., 'returns': ...}")
     check_lookup("partitioned", options)
-    settings = Settings.of(memory, spill, wait, on_progress)
+    settings = Settings.of(memory, spill, wait, on_progress, page)
     ons, hows, misses = (by_name(what, given, streams, "stream") for what, given in
                          (("on", on), ("how", how), ("on_miss", on_miss)))  # fmt: skip
     settled = [settle_how(hows.get(name) or "inner", misses.get(name)) for name in streams]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from watersmeet.api.result import Result
-from watersmeet.api.run import Settings, check_least, open_run, open_sources, two_names
+from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names
 from watersmeet.core.choices import check_choice
 from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Span, WindowJoinSpec, parse_windows
@@ -37,6 +37,7 @@ def window_join(
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    page: PageOption = None,
     **options: Any,
 ) -> Result:
     """Join two inputs that may never end, by windows: every pair whose times lie close enough, exactly once.
@@ -65,6 +66,8 @@ def window_join(
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs.
     :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own.
 
     >>> views = pa.table({"ad": [1, 2, 1], "ts": [0, 5, 100], "page": ["a", "b", "c"]})
@@ -76,7 +79,7 @@ def window_join(
 
     conditions = parse_on(on)
     windows = parse_windows(window, time, slide, lateness, late)
-    settings = Settings.of(memory, spill, wait, on_progress)
+    settings = Settings.of(memory, spill, wait, on_progress, page)
     check_choice(algorithm, options, WINDOW_ALGORITHMS)
     called = two_names(names, (left, right), ("left", "right"))
 

@@ -18,27 +18,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from watersmeet.cli import looking
+from watersmeet.cli.stopping import SIGNALLED, Stopped
+
 if TYPE_CHECKING:
     from watersmeet.api.result import Result
     from watersmeet.cli.on_spark import SparkFileJoin
     from watersmeet.core.spec import Band
-    from watersmeet.drivers.progress import Progress
 
 USAGE_ERROR = 2
 FAILURE = 1
-SIGNALLED = 128
-"""Added to the number of a signal, it is the exit code."""
-
-
-class Stopped(BaseException):
-    """A signal asked the run to end: not an error, so nothing but the command line catches it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-        self.exit_code = SIGNALLED + number
-
-
 AGAIN = 0.05
 """Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
 INSIST = 2.0
@@ -67,10 +56,14 @@ def build_parser() -> Parser:
         add_window_join_parser,
         add_lookup_parser,
         add_demo_parser,
+        add_serve_parser,
         add_reproduce_parser,
         add_bench_parser,
     ):
-        add(commands).add_argument("--debug", action="store_true", help="show stack traces")
+        added = add(commands)
+        added.add_argument("--debug", action="store_true", help="show stack traces")
+        if add in JOINING:
+            looking.add_arguments(added)
     return parser
 
 
@@ -184,6 +177,16 @@ def add_demo_parser(commands: Any) -> Parser:
     return parser
 
 
+def add_serve_parser(commands: Any) -> Parser:
+    """`watersmeet serve`."""
+    from watersmeet.cli.serve import add_arguments
+
+    parser: Parser = commands.add_parser("serve", help="a live page of the state directory of a join on Spark")
+    add_arguments(parser)
+    parser.set_defaults(run=_in_module("watersmeet.cli.serve"))
+    return parser
+
+
 def add_reproduce_parser(commands: Any) -> Parser:
     """`watersmeet reproduce`."""
     from watersmeet.cli.reproduce import add_arguments
@@ -202,6 +205,10 @@ def add_bench_parser(commands: Any) -> Parser:
     add_arguments(parser)
     parser.set_defaults(run=_in_module("watersmeet.cli.bench"))
     return parser
+
+
+JOINING = (add_join_parser, add_multijoin_parser, add_window_join_parser, add_lookup_parser, add_demo_parser)
+"""Commands of which there is something to look at."""
 
 
 def _in_module(name: str) -> Callable[[argparse.Namespace], int]:
@@ -225,11 +232,11 @@ def run_join(args: argparse.Namespace) -> int:
 
     on = _conditions(args)
 
-    def begin(look: Callable[[Progress], None]) -> Result | SparkFileJoin:
+    def begin(**watching: Any) -> Result | SparkFileJoin:
         if args.engine == "spark":
             from watersmeet.cli.on_spark import SparkFileJoin
 
-            return SparkFileJoin(args, on, look)
+            return SparkFileJoin(args, on, **watching)
         return wm.join(
             args.left,
             args.right,
@@ -240,7 +247,7 @@ def run_join(args: argparse.Namespace) -> int:
             delay=args.delay,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
-            on_progress=look,
+            **watching,
         )
 
     _run(args, begin)
@@ -255,8 +262,8 @@ def run_multijoin(args: argparse.Namespace) -> int:
     wanted = what_to_join(args)
     _run(
         args,
-        lambda look: wm.multijoin(
-            **wanted, memory=args.memory, algorithm=args.algorithm, spill=args.spill, on_progress=look
+        lambda **watching: wm.multijoin(
+            **wanted, memory=args.memory, algorithm=args.algorithm, spill=args.spill, **watching
         ),
     )
     return 0
@@ -272,7 +279,7 @@ def run_window_join(args: argparse.Namespace) -> int:
         raise SpecError("there are two windows at most, one for each input")
     _run(
         args,
-        lambda look: window_join(
+        lambda **watching: window_join(
             args.left,
             args.right,
             on=on,
@@ -285,7 +292,7 @@ def run_window_join(args: argparse.Namespace) -> int:
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
-            on_progress=look,
+            **watching,
         ),
     )
     return 0
@@ -309,37 +316,44 @@ def run_lookup(args: argparse.Namespace) -> int:
     wanted = what_to_join(args)
     _run(
         args,
-        lambda look: lookup_join(
+        lambda **watching: lookup_join(
             args.stream,
             **wanted,
             memory=args.memory,
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
-            on_progress=look,
+            **watching,
         ),
     )
     return 0
 
 
-def _run(args: argparse.Namespace, begin: Callable[[Callable[[Progress], None]], Result | SparkFileJoin]) -> None:
-    """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen."""
+def _run(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin]) -> None:
+    """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen.
+
+    `begin` is given whoever watches: `on_progress` and `page`.
+    """
     from watersmeet.api import sinks
     from watersmeet.cli.progress import display
     from watersmeet.cli.table import first_rows, print_table
 
     if args.output is not None:
         sinks.check_target(args.output)
-    with display(args.quiet) as show:
-        result = begin(show)
-        with result:
-            if args.output is not None:
-                result.write(args.output)
-            else:
-                head, rows = first_rows(result)
-                show.clear()
-                print_table(result.schema, head, rows)
-        show.finish(result.progress)
+    looking.check(args)
+    with looking.page_for(args) as page:
+        with display(args.quiet) as show:
+            result = begin(on_progress=show, page=page)
+            with result:
+                if args.output is not None:
+                    result.write(args.output)
+                else:
+                    head, rows = first_rows(result)
+                    show.clear()
+                    print_table(result.schema, head, rows)
+            show.finish(result.progress)
+        if args.report is not None:
+            result.report(args.report)
 
 
 def _band(text: str) -> Band:

@@ -13,17 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from watersmeet.api import sinks
 from watersmeet.api.join import check_algorithm
 from watersmeet.core.spec import JoinSpec, On, parse_on
+from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import parse_memory
 from watersmeet.sources.conform import conform
 from watersmeet.sources.files import FileSource
+
+if TYPE_CHECKING:
+    from watersmeet.live.page import Page
 
 ROWS_PER_BATCH = 200_000
 """Of each input in a micro-batch: few enough for early results, enough for Spark's own work to matter little."""
@@ -40,7 +44,13 @@ def check_task_memory(spec: JoinSpec, algorithm: str, memory: int) -> None:
 class SparkFileJoin:
     """A join of two files, to be read once; whatever can be wrong without Spark is said before it is started."""
 
-    def __init__(self, args: argparse.Namespace, on: On, look: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        on: On,
+        on_progress: Callable[[Progress], None],
+        page: Page | None = None,
+    ) -> None:
         from watersmeet.spark.io.local import cores
 
         check_algorithm(args.algorithm, {})
@@ -56,10 +66,24 @@ class SparkFileJoin:
         self.schema = spec.schema
         """That of the same join without Spark."""
         self.progress = Progress(self._names, (0, 0))
-        self._look = look
+        self.history = History()
+        """What the run was like so far."""
+        self._look = on_progress
+        if page is not None:
+            page.add(self._title, self.history, kind="batches")
         self._memory = parse_memory(args.memory)
         check_task_memory(spec, args.algorithm, self._memory // cores())
         self._directory = tempfile.TemporaryDirectory(prefix="watersmeet-", dir=args.spill, ignore_cleanup_errors=True)
+
+    @property
+    def _title(self) -> str:
+        return " ⋈ ".join(self._names)
+
+    def report(self, path: str) -> None:
+        """Write the charts of the run to one HTML file."""
+        from watersmeet.live.attach import write_report
+
+        write_report(path, self._title, self.history, "batches")
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +91,7 @@ class SparkFileJoin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.history.end(None if error is None else " ".join(str(error).split()))
         self._directory.cleanup()
 
     def write(self, path: str) -> int:
@@ -117,7 +142,10 @@ class SparkFileJoin:
         def look(report: BatchReport | None) -> None:
             if report is not None:
                 tally.add(report)
-            self._look(tally.progress(time.time(), "arriving"))
+            progress = tally.progress(time.time(), "arriving")
+            self.history.add(progress)
+            self._look(progress)
 
         run_until(writer.start(str(place / "results")), BatchReport.is_last, look)
         self.progress = tally.progress(time.time(), "done", done=True)
+        self.history.add(self.progress)

@@ -33,6 +33,15 @@ class Edge:
     width: Width | None = None
     """How far values may be apart; None: they must be equal."""
 
+    def words(self, names: Sequence[str]) -> str:
+        """As people write it.
+
+        >>> Edge(0, "a", 1, "b").words(["r", "s"])
+        'r.a = s.b'
+        """
+        sign = "=" if self.width is None else "≈"
+        return f"{names[self.first]}.{self.first_column} {sign} {names[self.second]}.{self.second_column}"
+
     def column(self, side: int) -> str:
         """The column's name at one end."""
         return self.second_column if side else self.first_column

@@ -48,6 +48,10 @@ class WindowFigures:
     """Half of the results were found so many seconds after their later row came; and 99 in 100."""
     delayed: int = 0
     """Rows that met the last of what they had to meet after they had left their own window."""
+    reached: tuple[float | None, ...] | None = None
+    """The newest time that each input has told, in seconds since 1970 if it is `dated`, else as the column has it; None
+    where rows are counted."""
+    dated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,31 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
+class Probing:
+    """In which order a join of several inputs looks its rows up, and what it has seen."""
+
+    conditions: tuple[str, ...]
+    """In words."""
+    ends: tuple[tuple[int, int], ...]
+    """The two inputs of each condition."""
+    matches: tuple[tuple[float, float], ...]
+    """Of each condition: how many rows of its first input match one of the second, and the other way round."""
+    orders: tuple[tuple[int, ...], ...]
+    """For rows of each input, the others as they are looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """The last micro-batch of a join on Spark."""
+
+    number: int
+    seconds: float
+    """From its start to its end."""
+    join_seconds: float
+    """What the slowest task of the join took of that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All that an operator says of itself; what does not concern its kind of join is None."""
 
@@ -69,3 +98,4 @@ class Report:
     promises: PromiseFigures | None = None
     window: WindowFigures | None = None
     lateness: Lateness | None = None
+    probing: Probing | None = None

@@ -322,9 +322,9 @@ class WindowJoinSpec(JoinSpec):
     def seconds(self, side: int) -> float | None:
         """The length of a window; None if it has none that seconds can tell."""
         bounds = self.bounds[side]
-        if self.counted or bounds.since is not None or self._tick is None:
+        if self.counted or bounds.since is not None or self.tick is None:
             return None
-        return (bounds.span + bounds.step - 1) * self._tick / 1e9
+        return (bounds.span + bounds.step - 1) * self.tick / 1e9
 
     @cached_property
     def lateness(self) -> int:
@@ -339,8 +339,10 @@ class WindowJoinSpec(JoinSpec):
         return fields[0].type, fields[1].type
 
     @cached_property
-    def _tick(self) -> int | None:
-        """Nanoseconds of a unit; None if the time columns hold integers."""
+    def tick(self) -> int | None:
+        """Nanoseconds of a unit; None if the time columns hold integers, or rows are counted."""
+        if self.counted:
+            return None
         names = self.window.time or ("", "")
         return common_tick(list(zip(names, self.time_types, strict=True)))
 
@@ -348,7 +350,7 @@ class WindowJoinSpec(JoinSpec):
         if self.counted:
             assert isinstance(span, int)
             return span
-        return units_of(span, self._tick, self.time_types[0], what, whole)
+        return units_of(span, self.tick, self.time_types[0], what, whole)
 
     def _bounds(self, side: int, step: int) -> Bounds:
         window = self.window.windows[side]
@@ -371,7 +373,7 @@ class WindowJoinSpec(JoinSpec):
         return Bounds(since=self._moment(window.since))
 
     def _moment(self, since: int | date | datetime | None) -> int:
-        tick = self._tick
+        tick = self.tick
         if tick is None or isinstance(since, int):
             if tick is not None or not isinstance(since, int):
                 raise SpecError(f"landmark {since!r} does not go with a time column of {self.time_types[0]}")

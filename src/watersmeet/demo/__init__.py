@@ -13,13 +13,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from watersmeet.cli import looking
 from watersmeet.demo.picture import draw
 from watersmeet.demo.report import remark, shortcomings, summary
-from watersmeet.demo.scenario import NAMES, silences
+from watersmeet.demo.scenario import NAMES, Scenario, silences
 from watersmeet.memory import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from watersmeet.demo.record import Engine
+    from watersmeet.live.page import Page
 
 OUT = Path("demo-output")
 WIDTH = 80
@@ -36,6 +40,20 @@ def main(args: argparse.Namespace) -> int:
     engine.check(scenario, memory)
     out.mkdir(parents=True, exist_ok=True)
     console = Console(file=sys.stdout, width=min(WIDTH, shutil.get_terminal_size().columns), highlight=False)
+    looking.check(args)
+    with looking.page_for(args) as page:
+        return _show(args, engine, scenario, memory, out, console, page)
+
+
+def _show(
+    args: argparse.Namespace,
+    engine: Engine,
+    scenario: Scenario,
+    memory: str,
+    out: Path,
+    console: Console,
+    page: Page | None,
+) -> int:
     with engine.ready(scenario, memory, out, console.print) as run:
         schedule = scenario.schedule
         size = sum(table.nbytes for table in schedule.inputs)
@@ -44,9 +62,15 @@ def main(args: argparse.Namespace) -> int:
             f"They come in bursts, and both fall silent {len(silences(schedule))} times; the last row comes after "
             f"{schedule.end_time:.0f} s."
         )
-        record, progress = run.join()
+        record, progress = run.join(page)
         wrong = run.verify()
         draw(schedule, record, progress, out / "demo.png", engine.title)
+        if args.report is not None:
+            from watersmeet.live.attach import write_report
+
+            write_report(
+                args.report, " ⋈ ".join(NAMES), record.history, "join" if args.engine == "local" else "batches"
+            )
     console.print(summary(schedule, record, progress, wrong is None, engine.peer))
     console.print(f"The picture is {out / 'demo.png'}, the result {out / engine.result}.", soft_wrap=True)
     said = remark(record)

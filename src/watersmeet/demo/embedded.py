@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,11 +17,14 @@ from watersmeet.api.result import Result
 from watersmeet.cli.progress import display
 from watersmeet.demo.record import Record, Run
 from watersmeet.demo.report import said_of
-from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing
+from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing, possible
 from watersmeet.drivers.progress import Progress
 from watersmeet.drivers.simulate import simulate
 from watersmeet.sources import source
 from watersmeet.sources.schedules import Schedule
+
+if TYPE_CHECKING:
+    from watersmeet.live.page import Page
 
 TIMING = Timing(
     rows=36_000,
@@ -66,8 +70,9 @@ class EmbeddedRun:
     memory: str
     target: Path
 
-    def join(self) -> tuple[Record, Progress]:
+    def join(self, page: Page | None = None) -> tuple[Record, Progress]:
         """Join the two inputs as they come into a file."""
+        best = possible(self.schedule)
         record, start = Record(), time.monotonic()
         orders, shipments = (
             source(self.schedule.paced(side, start=start), name=name, schema=self.schedule.inputs[side].schema)
@@ -87,7 +92,9 @@ class EmbeddedRun:
                         record.reactive += batch.num_rows
                     yield batch
 
-            with join(orders, shipments, on=KEY, memory=self.memory, on_progress=look) as result:
+            with join(orders, shipments, on=KEY, memory=self.memory, on_progress=look, page=page) as result:
+                record.history, begun = result.history, time.monotonic() - start
+                record.history.possible = ([moment - begun for moment in best[0]], best[1])
                 sinks.write(noted(result), result.schema, self.target)
             show.clear()
             return record, result.progress

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -18,10 +18,13 @@ from watersmeet.cli.progress import display
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.demo.record import Record, Run
 from watersmeet.demo.report import said_of
-from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing
+from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing, possible
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import parse_memory
 from watersmeet.sources.pace import Pace
+
+if TYPE_CHECKING:
+    from watersmeet.live.page import Page
 
 TIMING = Timing(
     rows=60_000,
@@ -142,13 +145,16 @@ class SparkRun:
             reader = reader.option("startsAt", str(self.starting_shot))
         return reader.load(str(self.place / f"{name}.parquet"))
 
-    def join(self) -> tuple[Record, Progress]:
+    def join(self, page: Page | None = None) -> tuple[Record, Progress]:
         """Run the pipeline until both streams have ended and every pair has been delivered."""
         from watersmeet.spark.io.local import cores
         from watersmeet.spark.io.query_progress import BatchReport, Tally, run_until
 
         record = Record(silent_batches=0)
         tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", time.time())
+        record.history.possible = possible(self.scenario.schedule)
+        if page is not None:
+            page.add(" ⋈ ".join(NAMES), record.history, kind="batches")
         phase = "arriving"
         with display(quiet=False) as show:
 
@@ -169,11 +175,16 @@ class SparkRun:
                     phase = "arriving" if report.rows else "silent"
                     delivered = report.began + report.seconds
                     record.look(delivered - tally.began, tally.progress(delivered, phase))
-                show(tally.progress(time.time(), phase))
+                progress = tally.progress(time.time(), phase)
+                record.history.add(progress)
+                show(progress)
 
             run_until(self.query(), BatchReport.is_last, look)
             show.clear()
-        return record, tally.progress(time.time(), "done", done=True)
+        progress = tally.progress(time.time(), "done", done=True)
+        record.history.add(progress)
+        record.history.end()
+        return record, progress
 
     def verify(self) -> str | None:
         """Compare with Spark's own join of the same tables, read by Spark's own reader."""

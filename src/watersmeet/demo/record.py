@@ -6,10 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from watersmeet.demo.scenario import Scenario
+from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
+
+if TYPE_CHECKING:
+    from watersmeet.live.page import Page
 
 
 class Sample(NamedTuple):
@@ -31,6 +35,8 @@ class Record:
 
     silent_batches: int | None = None
     """Micro-batches without a row before the end, where there are micro-batches."""
+    history: History = field(default_factory=History)
+    """For the page and the report."""
 
     def look(self, now: float, progress: Progress) -> None:
         """Take note of this moment."""
@@ -44,8 +50,8 @@ class Record:
 class Run(Protocol):
     """An engine that is ready."""
 
-    def join(self) -> tuple[Record, Progress]:
-        """Join the inputs as they come, showing how far it is, into a file or directory."""
+    def join(self, page: Page | None = None) -> tuple[Record, Progress]:
+        """Join the inputs as they come, showing how far it is, also on a page, into a file or directory."""
         ...
 
     def verify(self) -> str | None:

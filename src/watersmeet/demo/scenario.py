@@ -92,6 +92,18 @@ def silences(schedule: Schedule) -> list[tuple[float, float]]:
     return [(float(moments[at]), float(moments[at + 1])) for at in gaps]
 
 
+def possible(schedule: Schedule, points: int = 1000) -> tuple[list[float], list[int]]:
+    """How many pairs an ideal join would have, at some moments.
+
+    >>> seconds, pairs = possible(Scenario(Timing(600, 3000.0, ((0.5, 1.0),)), rows=600, seed=1).schedule)
+    >>> len(seconds) <= 1000, pairs == sorted(pairs)
+    (True, True)
+    """
+    moments = at_best(schedule)
+    chosen = np.unique(np.linspace(0, max(0, len(moments) - 1), min(points, len(moments))).astype(np.int64))
+    return moments[chosen].tolist(), (chosen + 1).tolist()
+
+
 def at_best(schedule: Schedule) -> Times:
     """For every pair the moment at which its second row arrives: no join can deliver it earlier."""
     orders, shipments = (

@@ -25,6 +25,7 @@ from watersmeet.core.errors import ProtocolError, SourceError, SpecError, Waters
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, JoinOperator, Punctuate, Stall, Status
 from watersmeet.core.report import Report
+from watersmeet.drivers.history import History
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
 from watersmeet.drivers.progress import Progress
 
@@ -42,6 +43,8 @@ QUEUE_SHARE = 8
 """One part in so many of the user's memory is for the queues."""
 MOST_QUEUE_BYTES = 64 << 20
 """Deeper queues smooth nothing more; the operator makes better use of the memory."""
+FINEST = 0.02
+"""Seconds between two samples of a run's history at its beginning; they grow with its length up to `every`."""
 PATIENCE = 0.5
 """Seconds to wait at the end for readers; one that is stuck in a source's code is left behind as a daemon."""
 
@@ -101,7 +104,12 @@ class LiveRun:
         self._build = build
         self._schemas = schemas
         self._wait = wait
+        self.history = History()
+        """What the run was like so far."""
+        self.page: str | None = None
+        """Where it can be looked at, if somebody serves a page of it."""
         self._observe = observe
+        self._companions: list[Callable[[], object]] = []
         self._every = every
         self._bell = Bell()
         room = queue_bytes(memory) // len(sources)
@@ -117,6 +125,7 @@ class LiveRun:
         self._first: float | None = None
         self._finished: float | None = None
         self._next_look: float | None = None
+        self._next_told = 0.0
         self._done = False
         self._schema: pa.Schema | None = None
         # Clean up also when nobody iterates to the end or closes: at garbage collection, and at the latest at exit.
@@ -141,7 +150,8 @@ class LiveRun:
                 operator = self._build(self._schemas, rest)
                 self._parts.operator = operator
                 self._start_readers()
-        except BaseException:
+        except BaseException as error:
+            self._note_failure(error)
             self.close()
             raise
         self._schema = operator.spec.schema
@@ -168,6 +178,7 @@ class LiveRun:
             spilled=now.spilled,
             on_disk=now.on_disk,
             phase=self._phase(),
+            silent=self._silent and not self._parts.closed,
             algorithm=now.algorithm,
             reason=now.reason,
             late=None if window is None else window.late,
@@ -178,6 +189,10 @@ class LiveRun:
             lookup=now.report.lookup,
             lateness=now.report.lateness,
             promises=now.report.promises,
+            reached=None if window is None else window.reached,
+            dated=window is not None and window.dated,
+            probing=now.report.probing,
+            events=now.events,
         )
 
     def _phase(self) -> str:
@@ -194,6 +209,17 @@ class LiveRun:
         if self._started is not None and self._finished is None:
             self._finished = time.monotonic()
         self._finalizer()
+        self.history.add(self.progress())
+        self.history.end()
+        while self._companions:
+            self._companions.pop()()
+
+    def accompany(self, close: Callable[[], object]) -> None:
+        """Somebody watches the history as it grows; `close` is called once the run is over, or nobody has it any more.
+
+        It must not lead back to the run.
+        """
+        self._companions.append(weakref.finalize(self, close))
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -233,6 +259,9 @@ class LiveRun:
                 if marked and punctuations:
                     yield from punctuations
             self._done = True
+        except Exception as error:
+            self._note_failure(error)
+            raise
         finally:
             self.close()
         self._look(last=True)
@@ -307,7 +336,9 @@ class LiveRun:
                     break
                 if wake_at is not None and now >= wake_at:
                     break
-                times = [at for at in (stall_at, wake_at, self._next_look) if at is not None]
+                # Without somebody who watches there is nothing to be seen before something happens.
+                next_look = self._next_look if self._is_watched else None
+                times = [at for at in (stall_at, wake_at, next_look) if at is not None]
                 bell.condition.wait(max(0.0, min(times) - now) if times else None)
             self._look()
             if self._parts.closed:
@@ -316,12 +347,13 @@ class LiveRun:
         if stall_at is not None and now >= stall_at:
             operator.receive(Stall())
             self._silent = True
+            self.history.add(self.progress())  # so that it shows where the silence began
         return True
 
     # -- starting, watching, failing -------------------------------------------------------------------------------
 
     def _start_readers(self) -> None:
-        self._next_look = None if self._observe is None else time.monotonic()
+        self._next_look = time.monotonic()
         for inbox in self._inboxes:
             inbox.thread.start()
 
@@ -336,16 +368,28 @@ class LiveRun:
                 schemas = [inbox.schema for inbox in self._inboxes if inbox.schema is not None]
                 if len(schemas) == len(self._inboxes):
                     return schemas
-                self._bell.condition.wait(None if self._observe is None else self._every)
+                self._bell.condition.wait(self._every if self._is_watched else None)
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._observe is not None or bool(self._companions)
 
     def _look(self, *, last: bool = False) -> None:
-        """Let the observer look, if it is time to."""
-        if self._observe is None or self._next_look is None:
+        """Take a sample for the history, and let the observer look, if it is time to."""
+        if self._next_look is None:
             return
         now = time.monotonic()
-        if last or now >= self._next_look:
-            self._next_look = now + self._every
-            self._observe(self.progress())
+        if now < self._next_look and not last:
+            return
+        progress = self.progress()
+        self.history.add(progress)
+        self._next_look = now + min(self._every, max(FINEST, progress.elapsed / 100))
+        if self._observe is not None and (last or now >= self._next_told):
+            self._next_told = now + self._every
+            self._observe(progress)
+
+    def _note_failure(self, error: BaseException) -> None:
+        self.history.error = " ".join(str(error).split()) or type(error).__name__
 
     def _source_error(self) -> WatersmeetError:
         """The first failure of a source, as an error that names it."""
@@ -373,6 +417,7 @@ class _Figures:
     on_disk: int = 0
     algorithm: str | None = None
     reason: str | None = None
+    events: tuple[tuple[str, int], ...] = ()
     report: Report = Report()  # noqa: RUF009 - it cannot change
 
 
@@ -402,6 +447,8 @@ class _Parts:
             on_disk=operator.store.bytes_held,
             algorithm=operator.name,
             reason=operator.reason,
+            # Of operators that count what they do; taken at once, as the operator may be at work.
+            events=tuple(dict(getattr(operator, "events", ())).items()),
             report=operator.report(),
         )
 

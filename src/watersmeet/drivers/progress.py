@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from watersmeet.core.report import Lateness, LookupFigures, PromiseFigures
+from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, Probing, PromiseFigures
 from watersmeet.memory import format_bytes
 
 
@@ -38,6 +38,8 @@ class Progress:
     """Bytes on disk now."""
     phase: str = "not started"
     """What the run is at: waiting for schemas, arriving, reactive, clean-up, done, closed."""
+    silent: bool = False
+    """Whether no row of any input has come for a while."""
     algorithm: str | None = None
     """The join that runs; None before it is chosen."""
     reason: str | None = None
@@ -58,6 +60,16 @@ class Progress:
     """Of `confluence`: how long pairs waited that were not found as their later row came, and what still waits."""
     promises: PromiseFigures | None = None
     """Of a join that relies on promises: rows kept, purged, dropped, and those that broke a promise."""
+    reached: tuple[float | None, ...] | None = None
+    """Of a window join: the newest time that each input has told; seconds since 1970 for dates and timestamps."""
+    dated: bool = False
+    """Whether `reached` is in seconds since 1970, and not what an integer column has."""
+    probing: Probing | None = None
+    """Of a join of several inputs: in which order rows are looked up, and how often they match."""
+    batch: BatchFigures | None = None
+    """Of a join on Spark: its last micro-batch."""
+    events: tuple[tuple[str, int], ...] = ()
+    """What the join has done how often so far, in its own words: flushed, settled, merged."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 from watersmeet.core.cost import Cost
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import SpecError
+from watersmeet.drivers.thinning import Thinned
 from watersmeet.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -168,60 +168,42 @@ class Trace:
 
 
 class Recorder:
-    """Takes the samples of a run one by one and keeps at most `capacity` of them.
+    """Takes the samples of a run one by one and keeps at most `capacity` of them, as `thinning` does.
 
-    When it is full, of each two neighbours the one with the fuller input buffer stays, and from then on each two new
-    samples count as one, so that old and new times are kept equally densely. The first, the last, the first of each
-    phase and the peak of the input buffer stay (phases only up to a quarter of the capacity: a run may stall at every
-    row).
+    Of two, the one with the fuller input buffer stays, and so does its peak.
     """
 
     def __init__(self, last_arrival: float, capacity: int = 4096) -> None:
-        if capacity < 16:
-            raise SpecError(f"a trace needs room for at least 16 samples, not {capacity}")
         self._last_arrival = last_arrival
-        self._capacity = capacity
-        self._kept: list[Sample] = []
-        self._last: Sample | None = None
-        self._candidate: Sample | None = None  # stands for the samples since the last one kept
-        self._merged = 0  # how many those are
-        self._stride = 1  # how many the next one kept will stand for
-        self._changes = 0  # of the phase, among those kept
+        self._thinned: Thinned[Sample] = Thinned(capacity, _fuller)
         self._online = 0
         self._first_result: float | None = None
         self._peak_input_buffer = 0
 
     def add(self, sample: Sample) -> None:
         """Take note of a moment; nothing is kept if only the time is new."""
-        last = self._last
+        last = self._thinned.last
         if last is not None and sample[1:] == last[1:]:
             return
-        self._last = sample
         if sample.results and self._first_result is None:
             self._first_result = sample.time
         if sample.time < self._last_arrival:
             self._online = sample.results
         self._peak_input_buffer = max(self._peak_input_buffer, sample.input_buffer)
-        if last is None or (sample.phase != last.phase and self._changes <= self._capacity // 4):
-            self._keep_candidate()
-            self._keep(sample)
-            self._changes += 1
-        else:
-            self._candidate = sample if self._candidate is None else _fuller(self._candidate, sample)
-            self._merged += 1
-            if self._merged >= self._stride:
-                self._keep_candidate()
+        self._thinned.add(sample)
 
     def finish(
         self, cost: Cost, peak_memory: int, batches: Sequence[pa.RecordBatch] = (), delays: Delays | None = None
     ) -> Trace:
         """The trace of all that was added."""
-        if self._last is None:
+        last = self._thinned.last
+        if last is None:
             raise SpecError("a trace needs at least one sample")
-        self._keep_candidate()
-        if self._kept[-1] is not self._last:
-            self._kept.append(self._last)
-        columns = dict(zip(Sample._fields, map(np.array, zip(*self._kept, strict=True)), strict=True))
+        self._thinned.keep_candidate()
+        kept = self._thinned.kept
+        if kept[-1] is not last:
+            kept.append(last)
+        columns = dict(zip(Sample._fields, map(np.array, zip(*kept, strict=True)), strict=True))
         return Trace(
             **columns,
             cost=cost,
@@ -233,33 +215,6 @@ class Recorder:
             batches=batches,
             delays=delays,
         )
-
-    def _keep_candidate(self) -> None:
-        if self._candidate is not None:
-            self._keep(self._candidate)
-        self._candidate, self._merged = None, 0
-
-    def _keep(self, sample: Sample) -> None:
-        self._kept.append(sample)
-        if len(self._kept) >= self._capacity - 2:  # room for the candidate and the last
-            self._halve()
-
-    def _halve(self) -> None:
-        kept = self._kept
-        protect = self._changes <= self._capacity // 4
-        starts = [protect and after.phase != before.phase for before, after in pairwise(kept)]
-        starts = [True, *starts[:-1], True]  # the first and the last stay
-        halved: list[Sample] = []
-        i = 0
-        while i < len(kept):
-            if starts[i] or starts[i + 1]:
-                halved.append(kept[i])
-                i += 1
-            else:
-                halved.append(_fuller(kept[i], kept[i + 1]))
-                i += 2
-        self._kept = halved
-        self._stride *= 2
 
 
 def _fuller(earlier: Sample, later: Sample) -> Sample:

@@ -12,6 +12,7 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot
+from watersmeet.core.report import Report
 from watersmeet.engine.multi_arrival import Arrival, DrivenTask
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.shell import JoinFrame
@@ -189,6 +190,9 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
         """The state that only this operator has."""
+
+    def report(self) -> Report:
+        return Report(probing=self.order.figures())
 
     def frame_state(self) -> dict[str, Any]:
         """The frame's own state."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.report import Probing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,16 @@ class ProbingOrder:
             order.append(Step(target, number, side, closing))
             bound.add(target)
         return order
+
+    def figures(self) -> Probing:
+        """For people."""
+        names = self._spec.names
+        return Probing(
+            tuple(edge.words(names) for edge in self._spec.edges),
+            tuple((edge.first, edge.second) for edge in self._spec.edges),
+            tuple((self.matches(number, 0), self.matches(number, 1)) for number in range(len(self._spec.edges))),
+            tuple(tuple(step.input for step in self.of(driver)) for driver in range(len(names))),
+        )
 
     def to_state(self) -> dict[str, Any]:
         """The counts for a snapshot."""

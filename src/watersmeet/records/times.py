@@ -88,6 +88,7 @@ class Timing:
         if not self.counted:
             assert spec.window.time is not None
             self._columns = [spec.input(side).get_field_index(spec.window.time[side]) for side in (0, 1)]
+            self._unit = 1 if spec.tick is None else spec.tick / 1e9
             dated = not pa.types.is_integer(spec.time_types[0])
             zero = timedelta() if dated else 0
             self._codec = BandCodec(JoinSpec(spec.left, spec.right, (Band(*spec.window.time, zero),)))
@@ -122,6 +123,12 @@ class Timing:
         """The times of an input's rows in units, and which rows have one (None: all)."""
         times, known = self._codec.words(side, batch.column(self._columns[side]))
         return times, None if known is not None and known.all() else known
+
+    def reached(self, newest: Sequence[int]) -> tuple[float | None, ...] | None:
+        """Newest times for people: seconds since 1970, or the numbers of integer columns; None where rows count."""
+        if self.counted or self._codec.form.biased:
+            return None
+        return tuple(None if time == NEVER else time * self._unit for time in newest)
 
     def late_before(self, newest: int) -> int:
         """Rows before this time are late, if their input has told `newest` as its newest time."""

@@ -159,7 +159,8 @@ class WindowJoin(ProgressiveJoin):
 
     def report(self) -> Report:
         delays = self.delays.median_and_p99()
-        return Report(window=WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed))
+        reached, dated = self.timing.reached(self.newest), self.spec.tick is not None
+        return Report(window=WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed, reached, dated))
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:

@@ -132,7 +132,8 @@ class WindowedMJoin(MJoin):
         return sum(table.rows for table in self.tables) + sum(disk.rows for disk in self.disks)
 
     def report(self) -> Report:
-        return Report(window=WindowFigures(tuple(self.late), self.window_rows, self.delays.median_and_p99()))
+        figures = WindowFigures(tuple(self.late), self.window_rows, self.delays.median_and_p99())
+        return Report(window=figures, probing=self.order.figures())
 
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from watersmeet.core.report import BatchFigures
 from watersmeet.drivers.progress import Progress
 from watersmeet.spark.task.figures import figures
 
@@ -55,6 +56,11 @@ class BatchReport:
     def rows(self) -> int:
         """Rows that the join received."""
         return int(self.figures.get("left_rows", 0) + self.figures.get("right_rows", 0))
+
+    @property
+    def batch_figures(self) -> BatchFigures:
+        """How its time divides into Spark's and the join's."""
+        return BatchFigures(self.number, self.seconds, int(self.figures.get("task_ms") or 0) / 1e3)
 
     @property
     def results(self) -> int:
@@ -129,6 +135,7 @@ class Tally:
             phase=phase,
             algorithm=self.algorithm,
             done=done,
+            batch=None if last is None else last.batch_figures,
         )
 
 

@@ -14,18 +14,25 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from watersmeet.drivers.progress import format_seconds
+from watersmeet.core.errors import WatersmeetError
+from watersmeet.core.report import BatchFigures
+from watersmeet.drivers.history import History
+from watersmeet.drivers.progress import Progress, format_seconds
 from watersmeet.memory import format_bytes
-from watersmeet.spark.task.figures import figures
+from watersmeet.spark.task.figures import DIRECTORIES, figures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from watersmeet.live.page import Page
+    from watersmeet.spark.io.state_view import StateView
 
 _BAR_WIDTH = 30
 _PATIENCE = 10.0
@@ -46,18 +53,80 @@ class Watched:
     spilled: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
+    history: History = field(default_factory=History)
+    """What it was like after each batch."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Of a window join, by input."""
+    peak: int = 0
+    first: float | None = None
+    """Seconds from the start of the first batch that was seen until there was a result."""
 
-    def see(self, batch: int, seconds: float, known: Mapping[str, Any]) -> None:
-        """Take a batch's figures; a batch that is repeated counts once."""
+    def see(self, batch: int, seconds: float, known: Mapping[str, Any], begun: float | None = None) -> None:
+        """Take a batch's figures; a batch that is repeated counts once.
+
+        :param begun: seconds since 1970.
+        """
         if batch <= self.batch:
             return
+        begun = time.time() - seconds if begun is None else begun
+        if self.batch < 0:
+            self.history.began = begun
         self.batch, self.seconds = batch, seconds
+        first = self.history.last is None
+        self._add(known)
+        if first:  # so that curves begin where the first batch did
+            self.history.add(Progress(tuple(self.rows), (0,) * len(self.rows), budget=known.get("budget") or 0))
+        elapsed = max(0.0, begun + seconds - self.history.began)
+        if self.results and self.first is None:
+            self.first = elapsed
+        self.history.add(self.progress(elapsed, "arriving" if known.get("results") is not None else "silent"))
+
+    def end(self, error: str | None = None) -> None:
+        """The query has ended."""
+        self.ended = True
+        if self.history.last is not None:
+            self.history.add(replace(self.history.last, phase="done", done=True))
+        self.history.end(error)
+
+    def progress(self, elapsed: float, phase: str) -> Progress:
+        """The join as one of its own process would tell it."""
+        last = self.last
+        delays = [
+            (p50 / 1000, p99 / 1000)
+            for side in self.rows
+            if (p50 := last.get(f"{side}_delay_p50_ms")) is not None
+            and (p99 := last.get(f"{side}_delay_p99_ms")) is not None
+        ]
+        return Progress(
+            names=tuple(self.rows),
+            rows_in=tuple(self.rows.values()),
+            rows_out=self.results,
+            first_result_after=self.first,
+            elapsed=elapsed,
+            memory=last.get("memory") or 0,
+            peak=self.peak,
+            budget=last.get("budget") or 0,
+            spilled=self.spilled,
+            on_disk=last.get("state_bytes") or 0,
+            phase=phase,
+            algorithm="on Spark",
+            late=tuple(self.late.get(side, 0) for side in self.rows) if self.late else None,
+            window_rows=last.get("state_rows") if self.late else None,
+            delays=max(delays, key=lambda pair: pair[1], default=None),
+            batch=BatchFigures(self.batch, self.seconds, (last.get("task_ms") or 0) / 1000),
+        )
+
+    def _add(self, known: Mapping[str, Any]) -> None:
         if known.get("results") is None:  # no task had anything to do
             return
         for name in (name for name in known if name.endswith("_rows") and name != "state_rows"):
             each = name.removesuffix("_rows")
             self.rows[each] = self.rows.get(each, 0) + known[name]
+        for each in self.rows:
+            if f"{each}_late" in known:
+                self.late[each] = self.late.get(each, 0) + known[f"{each}_late"]
         self.results += known["results"]
+        self.peak = max(self.peak, known.get("memory") or 0)
         self.spilled += known.get("spilled", 0)
         self.last = known
 
@@ -81,9 +150,17 @@ class Watch(StreamingQueryListener):
 
     As a context manager around a session it listens while the block runs; or add it by yourself:
     `spark.streams.addListener(wms.Watch())`.
+
+    :param page: True: serve a live page of the joins on 127.0.0.1 until the watch is closed, and tell its address on
+        standard error; a port, `"HOST:PORT"`, or a `wm.Page`.
     """
 
-    def __init__(self, session: SparkSession | None = None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        session: SparkSession | None = None,
+        stream: TextIO | None = None,
+        page: bool | int | str | Page | None = None,
+    ) -> None:
         self.joins: dict[tuple[str, str], Watched] = {}
         """By the query's run and the join's name."""
         self._session = session
@@ -93,6 +170,7 @@ class Watch(StreamingQueryListener):
         self._runs: set[str] = set()
         """Of queries whose end has not been told."""
         self._over = False
+        self._pages = _Pages(page)
 
     # --- what Spark calls ---
 
@@ -109,8 +187,9 @@ class Watch(StreamingQueryListener):
                 if self._over:
                     return
                 watched = self.joins.setdefault((str(progress.runId), name), Watched(name))
-                watched.see(progress.batchId, progress.batchDuration / 1000, known)
+                watched.see(progress.batchId, progress.batchDuration / 1000, known, _begun(progress))
                 self._draw(watched)
+                self._pages.show(watched)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         """Nothing has come."""
@@ -121,7 +200,7 @@ class Watch(StreamingQueryListener):
             self._runs.discard(str(event.runId))
             for (run, _), watched in self.joins.items():
                 if run == str(event.runId) and not self._over:
-                    watched.ended = True
+                    watched.end(_one_line(getattr(event, "exception", None)))
                     self._draw(watched)
 
     # --- drawing ---
@@ -155,6 +234,12 @@ class Watch(StreamingQueryListener):
             if self._live is not None:
                 self._live.stop()
                 self._live = None
+        self._pages.close()
+
+    @property
+    def page(self) -> str | None:
+        """The address of the live page, if there is one."""
+        return self._pages.address
 
     def _draw(self, watched: Watched) -> None:
         if not self._stream.isatty():
@@ -167,6 +252,62 @@ class Watch(StreamingQueryListener):
             self._live = Live(console=Console(file=self._stream), auto_refresh=False)
             self._live.start()
         self._live.update(picture(list(self.joins.values())), refresh=True)
+
+
+class _Pages:
+    """The joins on a live page, if one is wanted."""
+
+    def __init__(self, page: bool | int | str | Page | None) -> None:
+        self._page: Page | None = None
+        self._is_own = False
+        self._shown: dict[int, Any] = {}
+        self._views: dict[str, StateView | None] = {}
+        if page is None or page is False:
+            return
+        from watersmeet.live.attach import own_page
+        from watersmeet.live.page import Page
+
+        self._is_own = not isinstance(page, Page)
+        self._page = page if isinstance(page, Page) else own_page(page, "the joins of this session")
+
+    @property
+    def address(self) -> str | None:
+        return None if self._page is None else self._page.address
+
+    def show(self, watched: Watched) -> None:
+        """A batch of a join has been seen."""
+        if self._page is None:
+            return
+        if id(watched) not in self._shown:
+            self._shown[id(watched)] = self._page.add(watched.name, watched.history, kind="batches")
+        view = self._view(watched.name)
+        if view is not None:
+            self._shown[id(watched)].extras = view.extras()
+
+    def _view(self, name: str) -> StateView | None:
+        """The join's state, if this machine sees it."""
+        from watersmeet.spark.io.state_view import StateView
+
+        if self._views.get(name) is None:
+            try:
+                self._views[name] = StateView(DIRECTORIES[name])
+            except (KeyError, WatersmeetError):
+                self._views[name] = None  # a relation, a remote place, or not yet there
+        return self._views[name]
+
+    def close(self) -> None:
+        if self._page is not None and self._is_own:
+            self._page.close()
+
+
+def _begun(progress: Any) -> float | None:
+    """When a batch began, in seconds since 1970."""
+    told = getattr(progress, "timestamp", None)
+    return None if told is None else datetime.fromisoformat(told).timestamp()
+
+
+def _one_line(text: str | None) -> str | None:
+    return None if not text else " ".join(text.split())[:300]
 
 
 def picture(joins: list[Watched]) -> Any:

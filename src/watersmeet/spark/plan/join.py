@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import SpecError
@@ -121,7 +120,7 @@ def join(
     if directory is None:
         return rows.mapInArrow(run, results)
     measured = rows.mapInArrow(run, with_measures(results))
-    return observed(measured, Path(directory).name, budget, figure_names(), SIDES if times else ())
+    return observed(measured, str(directory), budget, figure_names(), SIDES if times else ())
 
 
 def _both_end(left: DataFrame, right: DataFrame) -> bool:

@@ -93,7 +93,7 @@ def lookup_join(
     run = portable(task, stream.sparkSession)
     if directory is None:
         return stream.mapInArrow(run, results)
-    return observed(stream.mapInArrow(run, with_measures(results)), Path(directory).name, budget, FIGURES)
+    return observed(stream.mapInArrow(run, with_measures(results)), str(directory), budget, FIGURES)
 
 
 def _relation(relation: object, on: On | None, directory: str | None, partition: str, budget: int) -> Relation:

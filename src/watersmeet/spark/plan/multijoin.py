@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as st
@@ -101,7 +100,7 @@ def multijoin(
     run = portable(task, frames[0].sparkSession)
     if directory is None:
         return rows.mapInArrow(run, results)
-    return observed(rows.mapInArrow(run, with_measures(results)), Path(directory).name, budget, figure_names(names))
+    return observed(rows.mapInArrow(run, with_measures(results)), str(directory), budget, figure_names(names))
 
 
 def _are_streams(names: Sequence[str], frames: Sequence[DataFrame]) -> bool:

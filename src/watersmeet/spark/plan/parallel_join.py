@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import SpecError
@@ -89,7 +88,7 @@ def parallel_join(
     )
     rows = tagging.routed(*plan.frames, answer, bounds[1])
     measured = rows.mapInArrow(portable(task, session), with_measures(plan.results))
-    return observed(measured, Path(plan.state).name, plan.memory, FIGURES, SIDES if delayed else ())
+    return observed(measured, str(plan.state), plan.memory, FIGURES, SIDES if delayed else ())
 
 
 def _checked_slots(slots: object) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -107,7 +106,7 @@ def window_join(
     if plan.state is None:
         return rows.mapInArrow(run, plan.results)
     measured = rows.mapInArrow(run, with_measures(plan.results))
-    return observed(measured, Path(plan.state).name, plan.memory, figure_names(late=True), SIDES if delayed else ())
+    return observed(measured, str(plan.state), plan.memory, figure_names(late=True), SIDES if delayed else ())
 
 
 @dataclass(frozen=True)

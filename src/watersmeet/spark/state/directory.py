@@ -324,7 +324,7 @@ class GroupState:
         if found is None or found[0] != stamp:
             if len(_KNOWN) >= _MOST_KNOWN:
                 _KNOWN.clear()
-            found = _KNOWN[path] = stamp, _files(self._load(batch, name))
+            found = _KNOWN[path] = stamp, files_of(self._load(batch, name))
         return found[1]
 
     def _load(self, batch: int, name: str) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def _held(manifest: dict[str, Any]) -> Held:
     return Held(manifest["batch"], (left, right))
 
 
-def _files(manifest: dict[str, Any]) -> frozenset[str]:
+def files_of(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
     if SEGMENTS in manifest:
         return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ PREFIX = "watersmeet "
 """Of the name under which a join's figures are observed; the name of its state directory follows."""
 OBSERVED = "figures"
 """What the struct of all figures is observed as."""
+DIRECTORIES: dict[str, str] = {}
+"""Of joins that were made in this process: where each keeps its state, by the name under which it is observed."""
 _ARROW_TYPE = pa.list_(pa.field("element", pa.int64()))
 _LARGEST = ("memory", "task_ms")
 """Figures of which the largest task speaks for the batch; the others are added up."""
@@ -99,9 +102,9 @@ def figures_row(schema: pa.Schema, done: Sequence[int]) -> pa.RecordBatch:
 
 
 def observed(
-    frame: DataFrame, name: str, budget: int, names: Sequence[str], delays_of: Sequence[str] = ()
+    frame: DataFrame, directory: str, budget: int, names: Sequence[str], delays_of: Sequence[str] = ()
 ) -> DataFrame:
-    """Results alone, the figures of these names having been added up under a name of their own.
+    """Results alone, the figures of these names having been added up under the name of the join's directory.
 
     A figure without a name is left out. Behind the others, there may be the delays of some inputs.
     """
@@ -115,6 +118,8 @@ def observed(
             totals += [_percentile(counts, share).alias(f"{side}_delay_{p}_ms") for p, share in _SHARES.items()]
         return fn.struct(*totals)
 
+    name = Path(directory).name
+    DIRECTORIES[name] = directory
     tasks = fn.collect_list(fn.col(COLUMN))  # skips NULL: rows of results cost one look
     figures_of_all = fn.transform(fn.array(tasks), told)[0]
     return frame.observe(PREFIX + name, figures_of_all.alias(OBSERVED)).where(fn.col(COLUMN).isNull()).drop(COLUMN)
