@@ -323,6 +323,44 @@ def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
     assert left_behind(here) == []
 
 
+# While a module is compiled, Python works out constants, and forgets what is raised then. From the signal to that point
+# no line of Python runs, at which the signal would be seen earlier.
+COMPILING = """
+import builtins, ctypes, functools, operator, pathlib, signal
+from watersmeet.api import sinks
+from watersmeet.cli import main as cli
+
+cli.INSIST = 3600.0
+compile_really = builtins.compile
+check_target = sinks.check_target
+
+def compile_and_be_stopped(*args, **options):
+    stop = functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGTERM))
+    compile_then = functools.partial(compile_really, *args, **options)
+    return list(map(operator.call, [stop, compile_then]))[1]
+
+def check_and_import(path):
+    pathlib.Path("powers.py").write_text("MOST = 2**31")
+    builtins.compile = compile_and_be_stopped
+    try:
+        import powers
+    finally:
+        builtins.compile = compile_really
+    pathlib.Path("was-compiled").touch()
+    return check_target(path)
+
+sinks.check_target = check_and_import
+"""
+
+
+def test_a_signal_while_a_module_is_compiled_is_not_lost(here: Path) -> None:
+    line = [sys.executable, "-c", COMPILING + STUCK, *changed(left="stuck")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
+    assert (here / "was-compiled").exists(), "the stop waited until that was over"
+    assert left_behind(here) == []
+
+
 # Two moments in llvmlite while kernels are loaded. An exception there ended the process by SIGSEGV or SIGABRT: what was
 # being loaded was called as if it were there, and what had been freed was freed again.
 IN_A_CALL_BACK = """

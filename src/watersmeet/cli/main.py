@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
+import importlib.machinery
 import os
 import signal
 import sys
@@ -31,10 +32,17 @@ FAILURE = 1
 AGAIN = 0.05
 """Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
 INSIST = 2.0
-"""Seconds until it is looked whether a run is on its way out after a stop: some were lost, and why is not known."""
+"""Seconds until it is looked whether a run is on its way out after a stop: a library may have swallowed it."""
 FRAGILE = "llvmlite.binding"
 """Python code that hands memory to LLVM and takes it back, and breaks where an exception comes between two lines of it:
 memory was freed twice, and code that was being loaded called as if it were there."""
+FORGETFUL = {
+    importlib.machinery.SourceFileLoader.source_to_code.__code__,
+    importlib.machinery.ExtensionFileLoader.create_module.__code__,
+    importlib.machinery.ExtensionFileLoader.exec_module.__code__,
+}
+"""Where Python runs C code that forgets what is raised in it, or makes another error of it. The compiler works out
+constants such as 2**31, and forgets all but a KeyboardInterrupt; an extension that its own imports failed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -415,7 +423,7 @@ def _signals() -> Iterator[None]:
 def _is_fragile(frame: FrameType | None) -> bool:
     """Whether the code that a signal interrupted was called by code that must not be left at any line."""
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(FRAGILE):
+        if frame.f_code in FORGETFUL or str(frame.f_globals.get("__name__")).startswith(FRAGILE):
             return True
         frame = frame.f_back
     return False
