@@ -23,6 +23,10 @@ settings.register_profile("ci", _COMMON, derandomize=True, database=None, max_ex
 settings.register_profile("deep", _COMMON, derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# What tests start, Spark's workers among it, shares byte code as it shares kernels: to compile all modules anew is a
+# quarter of what a short join takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Plots are drawn into files; no test may want a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
 

@@ -196,7 +196,9 @@ def carry_out(args: argparse.Namespace, inputs: Path) -> Generator[tuple[Stop, f
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out all stops, or those until someone interrupts; 1 if one of them was bad."""
+    """Carry out all stops, or those until someone interrupts or ends this; 1 if one of them was bad."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # busy loops would stay, and in the background SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     inputs = Path(tempfile.mkdtemp(prefix="signals-"))
     counts: Counter[str] = Counter()
     print(f"{args.count} stops, {args.jobs} at a time beside {args.load} busy loops, seed {args.seed}", flush=True)
