@@ -156,3 +156,11 @@ def test_whether_colours_are_welcome(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not colour.allowed(Terminal())
     monkeypatch.setenv("NO_COLOR", "")  # set to nothing is not set
     assert colour.allowed(Terminal())
+
+
+def test_the_first_join_on_a_machine_says_why_it_takes_long(here: Path) -> None:
+    words = ["join", *VERBS["join"]]
+    cold = on_a_terminal(words, WATERSMEET_CACHE_DIR=str(here / "kernels"))
+    assert "compiles its kernels" in cold
+    assert (here / "kernels").is_dir(), "and they are kept"
+    assert "compiles its kernels" not in on_a_terminal(words, WATERSMEET_CACHE_DIR=str(here / "kernels"))
