@@ -1,7 +1,7 @@
 # Every target prepares what it needs: a machine with Python 3.11+ and make is enough.
 #   make demo     the main job, with live progress and a picture       make test    linters, then all tests
 #   make bench    speed, with peers in the same run                    make check   the linters alone
-#   make reproduce  the papers' figures, checked against their claims
+#   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
@@ -14,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test chaos signals bounds check setup bench reproduce format lock clean java browser
+.PHONY: demo test docs chaos signals bounds check setup bench reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -60,6 +60,9 @@ bench: setup java
 
 reproduce: setup
 	$(BIN)/watersmeet reproduce $(ARGS)
+
+docs: setup
+	$(BIN)/python -m website
 
 format: setup
 	$(BIN)/ruff check --fix --quiet .

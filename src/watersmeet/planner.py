@@ -34,7 +34,7 @@ from watersmeet.joins.window.rpwj import RPWJ
 from watersmeet.joins.window.symmetric_window import SymmetricWindow
 from watersmeet.joins.window.windowed import WindowJoin
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
-from watersmeet.policies.splitting import Estimates, plan
+from watersmeet.policies.splitting import Estimates, Plan, plan
 from watersmeet.relation.relation import RelationReader
 from watersmeet.spill.store import Store
 
@@ -98,9 +98,24 @@ def build_multiway(
     `selectivities`, by condition), it is what the cost model of `policies.splitting` makes of them: one operator, or a
     tree.
     """
-    reason = "asked for by name"
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     kinds = MULTIWAY if spec.window is None else WINDOWED_MULTIWAY
+    algorithm, reason, chosen = choose_multiway(spec, algorithm, rows, selectivities)
+    if chosen is not None:
+        options["tree"] = chosen.tree.shape(spec.names)
+    operator = kinds[algorithm](spec, memory, store, **options)
+    operator.reason = reason
+    return operator
+
+
+def choose_multiway(
+    spec: MultiSpec,
+    algorithm: str = "auto",
+    rows: Mapping[str, float] | None = None,
+    selectivities: Sequence[float] | None = None,
+) -> tuple[str, str, Plan | None]:
+    """The algorithm for a join of several inputs, why it is that one, and the plan of a tree if one was drawn up."""
+    reason, chosen = "asked for by name", None
     if algorithm == "auto" and spec.window is not None:
         algorithm, reason = "mjoin", "one operator for all inputs, which forgets what has left its window"
     elif algorithm == "auto":
@@ -108,14 +123,12 @@ def build_multiway(
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
         elif rows is not None:
-            chosen = plan(spec, Estimates.of(spec, rows, selectivities))
-            if not chosen.single:
+            drawn = plan(spec, Estimates.of(spec, rows, selectivities))
+            if not drawn.single:
                 algorithm, reason = "tree", "storing intermediate results costs less than finding them again"
-                options["tree"] = chosen.tree.shape(spec.names)
+                chosen = drawn
     _check_multiway(spec, algorithm)
-    operator = kinds[algorithm](spec, memory, store, **options)
-    operator.reason = reason
-    return operator
+    return algorithm, reason, chosen
 
 
 def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
@@ -147,10 +160,7 @@ def build_lookup(
     **options: Any,
 ) -> LookupJoin | LookupChain:
     """The operator for a look-up in a relation, or in several; `auto` is `partitioned`."""
-    reason = "asked for by name"
-    if algorithm == "auto":
-        reason = "partitions in memory answer most rows at once, and the rows of the others share their disk reads"
-    kind = _lookup_kind(algorithm)
+    kind, reason = choose_lookup(algorithm)
     operator: LookupJoin | LookupChain
     if isinstance(spec, ChainSpec):
         operator = LookupChain(spec, memory, store, relations, kind=kind, **options)
@@ -158,6 +168,15 @@ def build_lookup(
         operator = kind(spec, memory, store, relations[0], **options)
     operator.reason = reason
     return operator
+
+
+def choose_lookup(algorithm: str = "auto") -> tuple[type[LookupJoin], str]:
+    """The class of the operator for look-ups, and why it is that one."""
+    if algorithm == "auto":
+        reason = "partitions in memory answer most rows at once, and the rows of the others share their disk reads"
+    else:
+        reason = "asked for by name"
+    return _lookup_kind(algorithm), reason
 
 
 def least_for_lookup(spec: LookupSpec | ChainSpec, relations: Sequence[RelationReader], algorithm: str = "auto") -> int:

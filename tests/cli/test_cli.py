@@ -365,11 +365,11 @@ def test_a_signal_while_a_module_is_compiled_is_not_lost(here: Path) -> None:
 # being loaded was called as if it were there, and what had been freed was freed again.
 IN_A_CALL_BACK = """
 import os, signal, traceback
-from watersmeet.cli import main as cli
+from watersmeet.cli import main as cli, signals
 from llvmlite.binding.executionengine import ExecutionEngine
 
 find = ExecutionEngine._find_module_ptr
-cli.AGAIN = 1.0  # time enough to call what was not loaded
+signals.AGAIN = 1.0  # time enough to call what was not loaded
 calls = []
 
 def find_and_be_stopped(*args):

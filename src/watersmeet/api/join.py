@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice
+from watersmeet.api.explanation import conditions as described
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names
+from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources, two_names, with_queues
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Promises
@@ -21,6 +23,7 @@ from watersmeet.drivers.progress import Progress
 from watersmeet.sources import Source
 
 if TYPE_CHECKING:
+    from watersmeet.engine.two_way import ProgressiveJoin
     from watersmeet.spill import FileStore
 
 
@@ -57,7 +60,8 @@ def join(
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
-    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
+        shows progress below the cell, once a join has taken half a second.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
         a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own.
@@ -90,9 +94,16 @@ def join(
 
         return planner.build(spec, rest, store, algorithm, **options)
 
+    def chosen(spec: JoinSpec) -> Choice:
+        from watersmeet.planner import choose
+
+        kind, reason = choose(spec, algorithm)
+        return Choice(kind.name, reason, with_queues(least_memory(kind, spec, options)))
+
     sources = open_sources(zip(called, (left, right), strict=True))
     promises = (promises_of(sources[0]), promises_of(sources[1]))
-    return Result(*open_run(sources, specify, make, settings))
+    told = Told("join", described(on), how)
+    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen))
 
 
 def promises_of(source: Source) -> Promises:
@@ -114,5 +125,10 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
 
     kind = choose(spec, algorithm)[0]
     kind.refuse_unfit(spec)
+    check_least(least_memory(kind, spec, options), memory)
+
+
+def least_memory(kind: type[ProgressiveJoin], spec: JoinSpec, options: dict[str, Any]) -> int:
+    """What an operator with these options needs."""
     given = {name: options[name] for name in option_names(kind) if name in options}
-    check_least(kind.least_memory(spec, **given), memory)
+    return kind.least_memory(spec, **given)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice
+from watersmeet.api.explanation import conditions as described
 from watersmeet.api.relation import Relation
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names, usual_name
+from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources, two_names, usual_name
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, lookup_conditions, settle_how
@@ -86,11 +88,12 @@ def lookup_join(
     if isinstance(relation, Mapping):
         if names is not None or suffixes != SUFFIXES:
             raise SpecError("names and suffixes are for one relation; several are told apart by the names of the dict")
-        called, targets, specify = _several(stream, relation, on, how, on_miss, place)
+        called, targets, kinds, specify = _several(stream, relation, on, how, on_miss, place)
     else:
         if isinstance(how, Mapping) or isinstance(on, Mapping) or isinstance(on_miss, Mapping):
             raise SpecError("on, how and on_miss are dicts where there is a dict of relations; here there is one")
-        called, targets, specify = _single(stream, relation, on, settle_how(how, on_miss), suffixes, names, place)
+        kinds = settle_how(how, on_miss)
+        called, targets, specify = _single(stream, relation, on, kinds, suffixes, names, place)
 
     def make(spec: LookupSpec | ChainSpec, rest: int, store: FileStore) -> LiveOperator:
         from watersmeet import planner
@@ -100,8 +103,17 @@ def lookup_join(
         check_least(planner.least_for_lookup(spec, readers, algorithm), settings.memory)
         return planner.build_lookup(spec, rest, store, readers, algorithm, **options)
 
+    def chosen(spec: LookupSpec | ChainSpec) -> Choice:
+        from watersmeet.planner import choose_lookup
+
+        kind, reason = choose_lookup(algorithm)
+        return Choice(kind.name, reason)
+
+    joined = described(on or [each.conditions for each in targets])
+    told = Told("lookup_join", joined, kinds, beside={each.name: each.schema for each in targets})
     try:
-        return Result(*open_run(open_sources([(called, stream)]), specify, make, settings, PlacedStores))
+        sources = open_sources([(called, stream)])
+        return Result(*open_run(sources, specify, make, settings, PlacedStores, told=told, choose=chosen))
     except BaseException:
         for target in targets:
             target.close()
@@ -118,7 +130,7 @@ def _single(
     place: Place,
 ) -> tuple[str, list[Target], Callable[[Sequence[pa.Schema]], LookupSpec | ChainSpec]]:
     called = two_names(names, (stream, relation), ("stream", "relation"))
-    target = Target(relation, on, place)
+    target = Target(relation, on, place, called[1])
 
     def specify(schemas: Sequence[pa.Schema]) -> LookupSpec:
         return LookupSpec(schemas[0], target.schema, target.conditions, how, suffixes=suffixes, names=called)
@@ -133,7 +145,7 @@ def _several(
     how: str | Mapping[str, str],
     on_miss: str | Mapping[str, str] | None,
     place: Place,
-) -> tuple[str, list[Target], Callable[[Sequence[pa.Schema]], LookupSpec | ChainSpec]]:
+) -> tuple[str, list[Target], str, Callable[[Sequence[pa.Schema]], LookupSpec | ChainSpec]]:
     if not relations:
         raise SpecError("name at least one relation to look rows up in")
     ons, hows, misses = (by_name(what, given, relations, "relation") for what, given in
@@ -156,7 +168,8 @@ def _several(
         ]
         return ChainSpec(schemas[0], tuple(links), stream_name=called)
 
-    return called, targets, specify
+    kinds = ", ".join(f"{name} {kind}" for name, kind in settled.items())
+    return called, targets, kinds, specify
 
 
 def by_name(what: str, given: Any, names: Mapping[str, object], kind: str) -> dict[str, Any]:
@@ -205,6 +218,7 @@ class Target:
         self._relation: Relation | None = None
         self._source: Source | None = None
         self._place = place
+        self.name = name
         if isinstance(data, Relation):
             self._relation = data
         elif isinstance(data, str | os.PathLike) and Relation.is_at(data):

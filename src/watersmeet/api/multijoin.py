@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice
+from watersmeet.api.explanation import conditions as described
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, check_least, close_all, open_run, open_sources
+from watersmeet.api.run import PageOption, Settings, Told, check_least, close_all, open_run, open_sources, with_queues
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
@@ -64,7 +66,8 @@ def multijoin(
     :param algorithm: `"auto"`, or the name of one.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
-    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
+        shows progress below the cell, once a join has taken half a second.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
         a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own; for `"auto"`, estimates as `explain` takes them.
@@ -104,7 +107,14 @@ def multijoin(
 
         return planner.build_multiway(spec, rest, store, algorithm, **options)
 
-    return Result(*open_run(open_sources(inputs.items()), specify, make, settings))
+    def chosen(spec: MultiSpec) -> Choice:
+        from watersmeet.planner import choose_multiway, least_for_multiway
+
+        name, reason, plan = choose_multiway(spec, algorithm, options.get("rows"), options.get("selectivities"))
+        return Choice(name, reason, with_queues(least_for_multiway(spec, name)), plan)
+
+    told = Told("multijoin", described(on), window=None if window is None else str(window))
+    return Result(*open_run(open_sources(inputs.items()), specify, make, settings, told=told, choose=chosen))
 
 
 def _windows(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
+from watersmeet.core import html
 from watersmeet.core.errors import RelationError, SpecError
 from watersmeet.memory import parse_memory
 from watersmeet.relation.changes import StoredRelation, with_surrogate, without_surrogate
@@ -158,6 +160,18 @@ class Relation(StoredRelation):
             f"<Relation {str(self.path)!r}: {version.total_rows:,} rows by {', '.join(self.on)} in "
             f"{version.partitions:,} {version.design.partition} partitions, version {version.number}>"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        version = self.latest
+        rows = [
+            ("rows", f"{version.total_rows:,}"),
+            ("key", escape(", ".join(self.on))),
+            ("columns", escape(", ".join(f"{field.name}: {field.type}" for field in self.schema))),
+            ("partitions", f"{version.partitions:,} by {version.design.partition}"),
+            ("version", str(version.number)),
+        ]
+        return html.table(rows, f"Relation {self.path}")
 
 
 def _whole(data: object, schema: pa.Schema, name: str) -> pa.RecordBatch:

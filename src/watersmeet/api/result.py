@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from watersmeet.api import sinks
+from watersmeet.api.explanation import Explanation
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.drawing import drawn
 from watersmeet.drivers.history import History
 from watersmeet.drivers.live import LiveRun
 from watersmeet.drivers.progress import Progress
@@ -33,9 +35,10 @@ class Result:
     (2, 2)
     """
 
-    def __init__(self, run: LiveRun, schema: pa.Schema | None = None) -> None:
+    def __init__(self, run: LiveRun, schema: pa.Schema | None, explain: Callable[[], Explanation]) -> None:
         self._run = run
         self._schema = schema
+        self._explain = explain
         # Weak, so that the end of a loop is the end of the run, even while the result itself is kept.
         self._batches: weakref.ref[Generator[Any, None, None]] | None = None
 
@@ -77,6 +80,13 @@ class Result:
     def progress(self) -> Progress:
         """How far the join is: rows in and out, first result, memory, spilled bytes, phase."""
         return self._run.progress()
+
+    def explain(self) -> Explanation:
+        """What the join does, or will do: its inputs, conditions, algorithm, memory and columns. `print` it.
+
+        Where all inputs know their columns, no row is read for that.
+        """
+        return self._explain()
 
     @property
     def history(self) -> History:
@@ -143,6 +153,10 @@ class Result:
 
     def __repr__(self) -> str:
         return f"<Result: {self.progress}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: how far it is, and how results grew. Nothing is read for that."""
+        return drawn(self.history, self.progress)
 
 
 def _need(module: str) -> Any:

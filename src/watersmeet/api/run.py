@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice, Explanation
+from watersmeet.api.notebook import follower
 from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
@@ -52,6 +54,18 @@ class Settings:
         return cls(parse_memory(memory), None if spill is None else Path(spill), wait, on_progress, page)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a verb was told, as far as it can be told again."""
+
+    verb: str
+    on: Sequence[str]
+    how: str = "inner"
+    window: str | None = None
+    beside: Mapping[str, pa.Schema] = field(default_factory=dict)
+    """What is joined with, and is no input that is read row by row."""
+
+
 def open_sources(inputs: Iterable[tuple[str, object]]) -> list[Source]:
     """Every input as a source, by its name; if one cannot be opened, the others are closed again."""
     sources: list[Source] = []
@@ -76,14 +90,19 @@ def open_run(
     make: Callable[[Spec, int, FileStore], LiveOperator],
     settings: Settings,
     new_store: Callable[[Path | None], FileStore] | None = None,
-) -> tuple[LiveRun, pa.Schema | None]:
-    """A run over sources, which it closes, and the result's schema where nobody has to be waited for.
+    *,
+    told: Told,
+    choose: Callable[[Spec], Choice],
+) -> tuple[LiveRun, pa.Schema | None, Callable[[], Explanation]]:
+    """A run over sources, which it closes, the result's schema where nobody has to be waited for, and what explains it.
 
     There, mistakes come to light here and not at the first use.
 
     :param specify: from the inputs' schemas to the spec; refuses what cannot be joined.
     :param make: from the spec, the memory that the queues leave, and a store to the operator.
     :param new_store: makes the store below the directory for spilled rows, which is gone when the run is over.
+    :param told: what the verb was told, to be explained.
+    :param choose: from the spec to the algorithm that `make` would take.
     """
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
@@ -108,7 +127,21 @@ def open_run(
             from watersmeet.live.attach import attach
 
             attach(run, settings.page, [source.name for source in sources])
-        return run, schema
+        following = follower(run.history) if settings.on_progress is None else None
+        if following is not None:
+            run.observe(following)
+            run.accompany(following.close)
+        names = [source.name for source in sources]
+
+        def explain() -> Explanation:
+            known = run.schemas()
+            inputs = dict(zip(names, known, strict=True)) | dict(told.beside)
+            spec = specify(known)
+            return Explanation(
+                told.verb, told.how, inputs, told.on, told.window, choose(spec), settings.memory, spec.schema
+            )
+
+        return run, schema, explain
     except BaseException:
         close_all(sources)
         raise
@@ -126,10 +159,15 @@ def usual_name(data: object, otherwise: str) -> str:
     return str(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else otherwise
 
 
+def with_queues(least: int) -> int:
+    """The memory of a join that leaves its operator so much."""
+    return -(-least * 8 // 7)
+
+
 def check_least(least: int, memory: int) -> None:
     """Refuse memory that leaves an operator less than it needs."""
     if memory - queue_bytes(memory) < least:
-        needed = -(-least * 8 // 7)
+        needed = with_queues(least)
         raise BudgetError(
             f"memory of {format_bytes(memory)} is too small for this join; "
             f"allow at least {format_bytes(needed)} ({needed:,} bytes)"

@@ -10,8 +10,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice, Explanation
+from watersmeet.api.explanation import conditions as described
 from watersmeet.api.lookup_join import SUFFIXES, Place, PlacedStores, Target, by_name, check_lookup
-from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources
+from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, settle_how
 from watersmeet.core.many_lookups import SharedSpec
@@ -85,9 +87,17 @@ def shared_lookup_join(
         check_least(SharedLookup.least_memory(spec, reader), settings.memory)
         return SharedLookup(spec, rest, store, reader, **options)
 
+    def chosen(spec: SharedSpec) -> Choice:
+        from watersmeet.joins.lookup.shared import SharedLookup
+
+        return Choice(SharedLookup.name, "what is read for one stream answers the waiting rows of all")
+
+    kinds = ", ".join(f"{name} {kind}" for name, kind in zip(names, settled, strict=True))
+    told = Told("shared_lookup_join", described(conditions[0]), kinds, beside={"relation": target.schema})
     try:
-        run, _ = open_run(open_sources(streams.items()), specify, make, settings, PlacedStores)
-        return SharedResult(run, names)
+        sources = open_sources(streams.items())
+        run, _, explain = open_run(sources, specify, make, settings, PlacedStores, told=told, choose=chosen)
+        return SharedResult(run, names, explain)
     except BaseException:
         target.close()
         raise
@@ -103,8 +113,9 @@ class SharedResult:
     ([('sold', [{'sku': 8, 'name': 'pot'}])], (1, 1))
     """
 
-    def __init__(self, run: LiveRun, names: tuple[str, ...]) -> None:
+    def __init__(self, run: LiveRun, names: tuple[str, ...], explain: Callable[[], Explanation]) -> None:
         self._run = run
+        self._explain = explain
         self._schemas: dict[str, pa.Schema] | None = None
         self.names = names
         """What the streams are called."""
@@ -128,6 +139,10 @@ class SharedResult:
         """How far the join is."""
         return self._run.progress()
 
+    def explain(self) -> Explanation:
+        """What the join does, or will do; the columns it gives are those of the first stream. `print` it."""
+        return self._explain()
+
     def tables(self) -> dict[str, pa.Table]:
         """All results, by stream."""
         schemas = self.schemas
@@ -150,3 +165,7 @@ class SharedResult:
 
     def __repr__(self) -> str:
         return f"<SharedResult: {self.progress}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: how far it is. Nothing is read for that."""
+        return self.progress._repr_html_()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from watersmeet.api.explanation import Choice
+from watersmeet.api.explanation import conditions as described
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, check_least, open_run, open_sources, two_names
+from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources, two_names, with_queues
 from watersmeet.core.choices import check_choice
 from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Span, WindowJoinSpec, parse_windows
@@ -65,7 +67,8 @@ def window_join(
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs.
-    :param on_progress: called in your thread about ten times a second, and once at the end.
+    :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
+        shows progress below the cell, once a join has taken half a second.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
         a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
     :param options: the algorithm's own.
@@ -97,5 +100,12 @@ def window_join(
 
         return planner.build_window(spec, rest, store, algorithm, **options)
 
+    def chosen(spec: WindowJoinSpec) -> Choice:
+        from watersmeet.planner import choose_window
+
+        kind, reason = choose_window(spec, settings.memory - queue_bytes(settings.memory), algorithm)
+        return Choice(kind.name, reason, with_queues(kind.least_memory(spec)))
+
     sources = open_sources(zip(called, (left, right), strict=True))
-    return Result(*open_run(sources, specify, make, settings))
+    told = Told("window_join", described(on), window=f"{window} by {time}" if time is not None else str(window))
+    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen))

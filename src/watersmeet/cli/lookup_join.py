@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from watersmeet.cli import figures
 from watersmeet.core.errors import SpecError
 
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--spill", metavar="DIR", help="where to lay out rows (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    figures.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
 
 

@@ -1,4 +1,4 @@
-"""The command line: `watersmeet join` and its kin, `demo`, `reproduce`, `bench`.
+"""The command line: `watersmeet join` and its kin, `explain`, `demo`, `reproduce`, `bench`, `completion`.
 
 A sub-command is one `add_…_parser` function, which says its arguments, and the module whose `main(args)` does the work;
 that module is imported only once the arguments are understood.
@@ -9,17 +9,14 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
-import importlib.machinery
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from watersmeet.cli import looking
+from watersmeet.cli import colour, figures, looking
+from watersmeet.cli.signals import unwinding
 from watersmeet.cli.stopping import SIGNALLED, Stopped
 
 if TYPE_CHECKING:
@@ -29,20 +26,6 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FAILURE = 1
-AGAIN = 0.05
-"""Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
-INSIST = 2.0
-"""Seconds until it is looked whether a run is on its way out after a stop: a library may have swallowed it."""
-FRAGILE = "llvmlite.binding"
-"""Python code that hands memory to LLVM and takes it back, and breaks where an exception comes between two lines of it:
-memory was freed twice, and code that was being loaded called as if it were there."""
-FORGETFUL = {
-    importlib.machinery.SourceFileLoader.source_to_code.__code__,
-    importlib.machinery.ExtensionFileLoader.create_module.__code__,
-    importlib.machinery.ExtensionFileLoader.exec_module.__code__,
-}
-"""Where Python runs C code that forgets what is raised in it, or makes another error of it. The compiler works out
-constants such as 2**31, and forgets all but a KeyboardInterrupt; an extension that its own imports failed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,7 +33,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where help is."""
-        self.exit(USAGE_ERROR, f"watersmeet: {message}; see '{self.prog} --help'\n")
+        name = colour.red("watersmeet:", sys.stderr)
+        self.exit(USAGE_ERROR, f"{name} {message}; see '{self.prog} --help'\n")
 
 
 def build_parser() -> Parser:
@@ -63,10 +47,12 @@ def build_parser() -> Parser:
         add_multijoin_parser,
         add_window_join_parser,
         add_lookup_parser,
+        add_explain_parser,
         add_demo_parser,
         add_serve_parser,
         add_reproduce_parser,
         add_bench_parser,
+        add_completion_parser,
     ):
         added = add(commands)
         added.add_argument("--debug", action="store_true", help="show stack traces")
@@ -151,6 +137,7 @@ def _add_inputs(parser: Parser) -> None:
     )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    figures.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
 
 
@@ -168,6 +155,31 @@ def add_lookup_parser(commands: Any) -> Parser:
     return parser
 
 
+def add_explain_parser(commands: Any) -> Parser:
+    """`watersmeet explain`."""
+    parser: Parser = commands.add_parser(
+        "explain",
+        help="say what a join would do, without doing it",
+        description="Say what a join would do: its inputs, algorithm, memory and columns. No row is joined.",
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, required=True)
+    for add in (add_join_parser, add_multijoin_parser, add_window_join_parser, add_lookup_parser):
+        verb = add(verbs)
+        verb.set_defaults(explain=True)
+        verb.add_argument("--debug", action="store_true", help="show stack traces")
+    return parser
+
+
+def add_completion_parser(commands: Any) -> Parser:
+    """`watersmeet completion`."""
+    from watersmeet.cli.completion import add_arguments
+
+    parser: Parser = commands.add_parser("completion", help="let a shell complete commands, algorithms and columns")
+    add_arguments(parser)
+    parser.set_defaults(run=run_completion)
+    return parser
+
+
 def add_demo_parser(commands: Any) -> Parser:
     """`watersmeet demo`."""
     parser: Parser = commands.add_parser("demo", help="watch two slow, stalling sources being joined in little memory")
@@ -181,6 +193,7 @@ def add_demo_parser(commands: Any) -> Parser:
     parser.add_argument("--rows", type=int, metavar="N", help="orders; there are 0.8 times as many shipments")
     parser.add_argument("--memory", metavar="SIZE", help="memory to work in (default 2MiB; on Spark 1MiB a task)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the generated rows (default %(default)s)")
+    figures.add_argument(parser)
     parser.set_defaults(run=_in_module("watersmeet.demo"))
     return parser
 
@@ -337,6 +350,14 @@ def run_lookup(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_completion(args: argparse.Namespace) -> int:
+    """Print what a shell asks for."""
+    from watersmeet.cli.completion import main
+
+    print(main(args), end="")
+    return 0
+
+
 def _run(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin]) -> None:
     """Carry out a join with its progress on the terminal: into a file, or the first rows to the screen.
 
@@ -348,6 +369,10 @@ def _run(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin])
 
     if args.output is not None:
         sinks.check_target(args.output)
+    figures.check_target(args.json)
+    if getattr(args, "explain", False):
+        _explain(args, begin)
+        return
     looking.check(args)
     with looking.page_for(args) as page:
         with display(args.quiet) as show:
@@ -358,10 +383,26 @@ def _run(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin])
                 else:
                     head, rows = first_rows(result)
                     show.clear()
-                    print_table(result.schema, head, rows)
+                    if args.json != figures.STANDARD_OUTPUT:
+                        print_table(result.schema, head, rows)
             show.finish(result.progress)
         if args.report is not None:
             result.report(args.report)
+        figures.write(args.json, result.progress.as_dict())
+
+
+def _explain(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin]) -> None:
+    """Say what a join would do."""
+    from watersmeet.api.result import Result
+    from watersmeet.core.errors import SpecError
+
+    with begin(on_progress=lambda _: None, page=None) as result:
+        if not isinstance(result, Result):
+            raise SpecError("explain tells what happens in one process; leave --engine spark out")
+        told = result.explain()
+    if args.json != figures.STANDARD_OUTPUT:
+        print(told)
+    figures.write(args.json, told.as_dict())
 
 
 def _band(text: str) -> Band:
@@ -375,73 +416,11 @@ def _band(text: str) -> Band:
     return band(column, parse_width(width))
 
 
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP unwind the stack once, so that everything is cleaned up; later ones are too late."""
-    numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
-    alarm = getattr(signal, "SIGALRM", None)
-    complain = sys.unraisablehook
-
-    def stop(number: int, frame: FrameType | None = None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        fragile = _is_fragile(frame)
-        if not stop_again(number, AGAIN if fragile else INSIST) or not (fragile or _is_being_stopped()):
-            raise Stopped(number)
-
-    def stop_again(number: int, seconds: float) -> bool:
-        """Stop a little later; False where there is no alarm clock."""
-        if alarm is None:  # pragma: no cover - Windows
-            return False
-        before.setdefault(alarm, signal.signal(alarm, lambda _alarm, frame: stop(number, frame)))
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        return True
-
-    def insist(swallowed: sys.UnraisableHookArgs) -> None:
-        """Python swallows what is raised while an object is being destroyed or called back by a library."""
-        stopped = swallowed.exc_value
-        if not isinstance(stopped, Stopped):
-            complain(swallowed)
-        elif not stop_again(stopped.number, AGAIN):  # pragma: no cover - Windows: whoever asks again is heard
-            signal.signal(stopped.number, stop)
-
-    before: dict[signal.Signals, Any] = {}
-    for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # started with nohup, or in the background
-            before[number] = signal.signal(number, stop)
-    sys.unraisablehook = insist
-    try:
-        yield
-    finally:
-        sys.unraisablehook = complain
-        if alarm in before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_fragile(frame: FrameType | None) -> bool:
-    """Whether the code that a signal interrupted was called by code that must not be left at any line."""
-    while frame is not None:
-        if frame.f_code in FORGETFUL or str(frame.f_globals.get("__name__")).startswith(FRAGILE):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_being_stopped() -> bool:
-    """Whether this is called from what is cleaned up on the way out."""
-    error = sys.exc_info()[1]
-    while error is not None and not isinstance(error, Stopped):
-        error = error.__context__
-    return error is not None
-
-
 def run(argv: Sequence[str] | None = None) -> int:
     """Understand and carry out a command line; returns the exit code and never raises."""
     debug = False
     try:
-        with _signals():
+        with unwinding():
             parser = build_parser()
             args = parser.parse_args(argv)
             if args.version:
@@ -485,7 +464,7 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    print("watersmeet:", " ".join(text.split()), file=sys.stderr, flush=True)
+    print(colour.red("watersmeet:", sys.stderr), " ".join(text.split()), file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from watersmeet.cli import figures
 from watersmeet.cli.lookup_join import paths_by_name
 from watersmeet.core.errors import SpecError
 
@@ -48,12 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
     parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.add_argument(
+        "--rows",
+        action="append",
+        default=[],
+        metavar="NAME:COUNT",
+        help="about so many rows has an input; told of all, it lets auto choose between one join and a tree",
+    )
     parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
     parser.add_argument(
         "--algorithm", default="auto", metavar="NAME", help="mjoin, tree or miner (default %(default)s)"
     )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    figures.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
 
 
@@ -62,7 +71,7 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
 
     >>> words = argparse.Namespace(
     ...     inputs=["a.csv", "b=other.csv"], on=["a.id = b.id"], band=["a.at = b.at:90s"],
-    ...     window=["10min", "b:5 rows"], time=[], lateness=None, late="keep",
+    ...     window=["10min", "b:5 rows"], time=[], lateness=None, late="keep", rows=[],
     ... )
     >>> found = what_to_join(words)
     >>> found["inputs"], found["window"]
@@ -80,7 +89,18 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
         "time": _of_all_or_each("--time", args.time, inputs, str),
         "lateness": args.lateness,
         "late": args.late,
+        **({"rows": _counts(args.rows)} if args.rows else {}),
     }
+
+
+def _counts(texts: Sequence[str]) -> dict[str, float]:
+    counts: dict[str, float] = {}
+    for text in texts:
+        name, _, count = text.rpartition(":")
+        if not name or not count.replace("_", "").isdigit():
+            raise SpecError(f"--rows {text!r} is not understood; write NAME:COUNT, such as orders:1000000")
+        counts[name] = float(count)
+    return counts
 
 
 def _band(text: str) -> Band:

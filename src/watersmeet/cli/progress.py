@@ -86,6 +86,7 @@ class Panel(Display):
 
         self._console = Console(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._first_time = is_first_time()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -93,7 +94,7 @@ class Panel(Display):
 
     def __call__(self, progress: Progress) -> None:
         """Show how far the run is."""
-        self._live.update(panel(progress), refresh=True)
+        self._live.update(panel(progress, self._first_time), refresh=True)
 
     def clear(self) -> None:
         """Make room for what is printed next."""
@@ -105,7 +106,15 @@ class Panel(Display):
         self._console.print(summary(progress), highlight=False, markup=False, soft_wrap=True)
 
 
-def panel(progress: Progress) -> Any:
+def is_first_time() -> bool:
+    """Whether no kernel has been compiled here yet: then the first rows take seconds, and nothing seems to happen."""
+    from watersmeet.kernels.compile import cache_directory
+
+    directory = cache_directory()
+    return directory is None or next(directory.rglob("*.nbi"), None) is None
+
+
+def panel(progress: Progress, first_time: bool = False) -> Any:
     """The picture of a run, for rich."""
     from rich.table import Table
     from rich.text import Text
@@ -122,6 +131,8 @@ def panel(progress: Progress) -> Any:
     grid.add_row("spilled", f"{format_bytes(progress.spilled)}, {format_bytes(progress.on_disk)} on disk now")
     how = f" ({progress.algorithm})" if progress.algorithm else ""
     grid.add_row("phase", f"{progress.phase}{how}, {format_seconds(progress.elapsed)}")
+    if first_time and not progress.rows_out:
+        grid.add_row("", "the first join on a machine compiles its kernels, which takes some seconds")
     return grid
 
 

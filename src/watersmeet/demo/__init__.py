@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from watersmeet.cli import looking
+from watersmeet.cli.figures import check_target
+from watersmeet.cli.figures import write as write_figures
 from watersmeet.demo.picture import draw
-from watersmeet.demo.report import remark, shortcomings, summary
+from watersmeet.demo.report import figures, remark, shortcomings, summary
 from watersmeet.demo.scenario import NAMES, Scenario, silences
 from watersmeet.memory import format_bytes
 
@@ -33,6 +35,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the demo; 0 only if the result is right and everything that was to be shown took place."""
     from rich.console import Console
 
+    check_target(args.json)
     engine = _engine(args.engine)
     out = OUT if args.out is None else Path(args.out)
     scenario = engine.scenario(args.rows, args.seed)
@@ -77,6 +80,7 @@ def _show(
     if said is not None:
         console.print(f"{said}.")
     problems = shortcomings(record, progress, wrong)
+    write_figures(args.json, figures(schedule, record, progress, verified=wrong is None, problems=problems))
     for problem in problems:
         console.print(f"Not as it should be: {problem}.", style="red")
     return 1 if problems else 0

@@ -32,6 +32,21 @@ def summary(schedule: Schedule, record: Record, progress: Progress, verified: bo
     return table
 
 
+def figures(
+    schedule: Schedule, record: Record, progress: Progress, *, verified: bool, problems: list[str]
+) -> dict[str, Any]:
+    """The same for other programs."""
+    before = record.results_before(schedule.end_time)
+    return {
+        **progress.as_dict(),
+        "before_last_row": before,
+        "found_in_pauses": record.reactive,
+        "last_row_after": schedule.end_time,
+        "verified": verified,
+        "problems": problems,
+    }
+
+
 def shortcomings(record: Record, progress: Progress, wrong: str | None) -> list[str]:
     """What the demo was to show and did not, a sentence each."""
     problems = [] if wrong is None else [wrong]

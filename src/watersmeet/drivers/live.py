@@ -161,6 +161,13 @@ class LiveRun:
         """The output's schema; waits as `operator` does, but is known also when the run is over."""
         return self._schema or self.operator().spec.schema
 
+    def schemas(self) -> list[pa.Schema]:
+        """The inputs' schemas; where they are not known before, this starts to read and waits, as `operator` does."""
+        if self._schemas is None:
+            self.operator()
+            self._schemas = [inbox.schema for inbox in self._inboxes]
+        return self._schemas
+
     def progress(self) -> Progress:
         """A picture of the run now; may be asked at any time, from any thread."""
         started = self._started
@@ -213,6 +220,10 @@ class LiveRun:
         self.history.end()
         while self._companions:
             self._companions.pop()()
+
+    def observe(self, look: Observe) -> None:
+        """Let somebody look about ten times a second."""
+        self._observe = look
 
     def accompany(self, close: Callable[[], object]) -> None:
         """Somebody watches the history as it grows; `close` is called once the run is over, or nobody has it any more.

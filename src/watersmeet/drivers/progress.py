@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
 
+from watersmeet.core import html
 from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, Probing, PromiseFigures
 from watersmeet.memory import format_bytes
 
@@ -91,6 +94,37 @@ class Progress:
         if self.promises is not None:
             parts.insert(-1, describe_promises(self.promises))
         return " · ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures under their names, as JSON knows them: bytes, seconds, counts.
+
+        >>> Progress(("a", "b"), (1, 2), 3).as_dict()["rows_in"]
+        [1, 2]
+        """
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        first = self.first_result_after
+        since = "" if first is None else f", the first after {format_seconds(first)}"
+        kept = f"{format_bytes(self.memory)} of {format_bytes(self.budget)}"
+        rows = [
+            ("in", escape(f"{count:,} rows of {name}")) for name, count in zip(self.names, self.rows_in, strict=True)
+        ]
+        rows += [
+            ("out", f"<b>{self.rows_out:,}</b> rows{since}"),
+            ("memory", html.bar(self.memory, self.peak, self.budget, f"{kept}, {format_bytes(self.peak)} at most")),
+            ("spilled", f"{format_bytes(self.spilled)}, {format_bytes(self.on_disk)} on disk now"),
+        ]
+        if self.lookup is not None:
+            rows.append(("look-ups", escape(describe_lookup(self.lookup))))
+        if self.promises is not None:
+            rows.append(("promises", escape(describe_promises(self.promises))))
+        if self.delays is not None:
+            rows.append(("delay", f"{format_seconds(self.delays[0])}, p99 {format_seconds(self.delays[1])}"))
+        how = "" if self.algorithm is None else f" ({self.algorithm}{f': {self.reason}' if self.reason else ''})"
+        rows.append(("phase", escape(f"{self.phase}, {format_seconds(self.elapsed)}{how}")))
+        return html.table(rows)
 
 
 def describe_lookup(figures: LookupFigures) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from watersmeet.core import html
 from watersmeet.core.cost import Cost
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import SpecError
@@ -165,6 +166,25 @@ class Trace:
                 f"{self.input_buffer[i]:>8,} {self.pages_read[i]:>8,} {self.pages_written[i]:>8,}  {self.phase[i]}"
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: results and memory over time, the phases shaded, and the numbers."""
+        times = self.time.tolist()
+        shades = [(begin, begin + length, phase) for phase in _SHADES for begin, length in self._spans(phase)]
+        last = {self.last_arrival: "the last row arrived"}
+        first = "none" if self.first_result is None else f"the first after {_seconds(self.first_result)}"
+        numbers = [
+            ("results", f"{self.total:,}, {first}"),
+            ("online", f"{self.online_share:.1%}, before the last row arrived at {_seconds(self.last_arrival)}"),
+            ("the end", _seconds(self.end)),
+            ("peaks", f"memory {format_bytes(self.peak_memory)}, input buffer {self.peak_input_buffer:,} rows"),
+            ("disk", f"{self.pages_read[-1]:,} pages read, {self.pages_written[-1]:,} written"),
+        ]
+        return (
+            html.curve(times, self.results.tolist(), "results", unit="virtual s", shades=shades, marks=last)
+            + html.curve(times, (self.memory / 2**10).tolist(), "KiB of memory", unit="virtual s", marks=last)
+            + html.table(numbers)
+        )
 
 
 class Recorder:

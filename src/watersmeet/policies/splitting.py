@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
+from watersmeet.core import html
 from watersmeet.core.errors import SpecError
 from watersmeet.core.join_tree import Branch, touching
 from watersmeet.core.multi_spec import MultiSpec
@@ -111,6 +112,10 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(self._lines(self.tree, 0))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return html.block(str(self))
 
     def _lines(self, branch: int | Branch, depth: int) -> Iterator[str]:
         indent = "  " * depth
