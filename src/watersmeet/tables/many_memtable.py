@@ -35,6 +35,11 @@ class OrderedProbe(Probe):
     near: int = -1
     """A row of it at or before the first that can match; -1: not known."""
 
+    @property
+    def looked_up(self) -> int:
+        """How many hashes have met all their matches, in one run after the other."""
+        return self.run * len(self.hashes) + self.next
+
     def rewind(self) -> None:
         """Begin anew, elsewhere."""
         self.next, self.link, self.run, self.near = 0, -1, 0, -1

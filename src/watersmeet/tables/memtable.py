@@ -113,6 +113,11 @@ class Memtable(AddressedRows):
         return hashes
 
     @property
+    def hash_address(self) -> int:
+        """Where the first row's hash lies; those of the others follow, each with its link behind it."""
+        return int(self._entries.array.ctypes.data)
+
+    @property
     def held(self) -> int:
         """Bytes that would be free without these rows."""
         return self._claim.held + self._index_claim.held
