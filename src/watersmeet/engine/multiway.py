@@ -34,9 +34,9 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     sizing: ManySizing
     codec: AttributeCodec
     plans: tuple[RowPlan, ...]
-    tables: tuple[Any, ...]
-    disks: tuple[Any, ...]
-    inputs: tuple[Any, ...]
+    tables: tuple[ManyTable, ...]
+    disks: tuple[ManyRuns, ...]
+    inputs: tuple[InputRows, ...]
 
     def __init__(
         self,

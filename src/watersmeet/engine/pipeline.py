@@ -117,7 +117,7 @@ class Pipeline:
         merging: bool = False,
     ) -> None:
         """`words` are those of the driver's rows, by attribute, where they are at hand. With `merging`, what is looked
-        up is put into the order of its words first, and an input's runs are one source, which tells the run of a row.
+        up is put into the order of its words first, and what is looked up as a table tells the sources of its rows.
         """
         self._codec = codec
         self._spec = codec.spec
@@ -179,13 +179,14 @@ class Pipeline:
         before, pages = level.probe.looked_up, meter.pages_read
         room = self._capacity - level.matches
         buffers = self._out_probe[:room], self._out_row[:room]
+        count: int
         if level.source == TABLE:
             count, visited = rows.table.look_up(attribute, level.probe, *buffers)
             source = TABLE
         else:
             run = rows.disk.runs[level.source - 1]
             count, visited = run.look_up(attribute, level.probe, *buffers, meter)
-            source = 0 if self._merging else FIRST_RUN + level.source - 1
+            source = FIRST_RUN + level.source - 1
         looked_up = level.probe.looked_up - before
         read = meter.pages_read - pages
         meter.probes += looked_up
@@ -196,7 +197,8 @@ class Pipeline:
             level.matched.append(self._extend(level, step, source, count))
             level.matches += level.matched[-1][0].shape[1]
         self._go_on(level, step)
-        return max(1, looked_up) + count + (read * int(rows.disk.page_rows) if read else 0)
+        page_rows: int = rows.disk.page_rows if source != TABLE else 0
+        return max(1, looked_up) + count + read * page_rows
 
     def _extend(self, level: _Level, step: Step, source: int, count: int) -> tuple[Int64, Int32]:
         ids, drivers = extended(
@@ -215,8 +217,8 @@ class Pipeline:
 
     def _go_on(self, level: _Level, step: Step) -> None:
         """Turn to the next source, or leave the level; what was matched goes deeper when it is enough, or all."""
-        # What is merged goes deeper in portions that depend on nothing but what matched: not on rows that came meanwhile
-        # and do not count, so that a count is enough to find the place again.
+        # What is merged goes deeper in portions that depend on what matched alone, not on rows that came meanwhile and
+        # do not count: so that a count is enough to find the place again.
         full = level.matches == self._capacity or not (level.probe.done or self._merging)
         if level.probe.done:
             level.source += 1

@@ -1,4 +1,7 @@
-"""Rows of one of several inputs, in its memtable and in its sorted runs: gathered in one pass, looked up by merging."""
+"""Rows of one of several inputs, in its memtable and in its sorted runs: gathered in one pass, looked up by merging.
+
+Rows of runs are found by look-ups, or owe: whoever finds them makes sure that they are what was written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
-from watersmeet.kernels import combinations, gather
+from watersmeet.kernels import addressed, combinations, gather
 from watersmeet.kernels.merge import probe_sorted
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
@@ -39,6 +42,8 @@ class ManyRows(AddressedRows):
         self.disk = disk
         self.batch: Passing | None = None
         """Rows that arrive and need not be kept."""
+        self.passed = 0
+        """Bytes of runs that were gone through since they were let go."""
         self._attributes = len(table.orders)
         self.runs_changed()
 
@@ -46,11 +51,17 @@ class ManyRows(AddressedRows):
         """Runs came or went."""
         self._runs: list[SortedRun] = [run for each in self.disk.sets for run in each.runs]
         self._sources = np.concatenate([self.table.sources, _NO_SOURCE, *(run.sources for run in self._runs)])
-        self._has_unchecked = bool(self._runs)
+        self._nullable = [any(run.may_be_null(column) for run in self._runs) for column in range(len(self.types))]
         # Where each source has the hashes of its order, and how far they are apart.
         places = [(self.table.hash_address, _ENTRY_BYTES), (0, 0)]
         places += [(run.hashes().ctypes.data, _HASH_BYTES) for run in self._runs]
         self._hashes_at = np.array(places, np.int64)
+
+    def release(self) -> None:
+        """Let mapped pages of runs leave memory."""
+        self.passed = 0
+        for run in self._runs:
+            run.release()
 
     # --- what combinations are made of ---
 
@@ -69,7 +80,11 @@ class ManyRows(AddressedRows):
             hashes = np.empty(len(ids), np.int64)
             combinations.words_at(self._hashes_at, ids, hashes)
             return hashes
-        return self.gather_all((self.table.first_hashes + attribute,), ids)[0].to_numpy()
+        hashes = np.empty(len(ids), np.int64)
+        column = np.array([self.table.first_hashes + attribute], np.int32)
+        out = np.array([hashes.ctypes.data, 0, 0], np.int64)
+        addressed.gather(self._sources, self.widths, column, ids, out, np.zeros(1, np.int64))
+        return hashes
 
     def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
         """The values of some stored columns."""
@@ -85,7 +100,6 @@ class ManyRows(AddressedRows):
             assert self.batch is not None
             self.batch.widen(column, (rows & 0xFFFFFFFF).astype(np.int32), widths)
             return
-        self._check_rows(rows)
         super().widen(column, rows, widths)
 
     # --- where rows are ---
@@ -95,20 +109,7 @@ class ManyRows(AddressedRows):
         return self._sources
 
     def may_be_null(self, column: int) -> bool:
-        return self.table.may_be_null(column) or any(run.may_be_null(column) for run in self._runs)
-
-    def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
-        self._check_rows(rows)
-        return super().gather_all(columns, rows)
-
-    def _check_rows(self, rows: Numbers) -> None:
-        """Make sure that the blocks of rows on disk are what was written."""
-        if self._has_unchecked:
-            self._has_unchecked = any(run.has_unchecked for run in self._runs)
-            which = rows >> 32
-            for number, run in enumerate(self._runs, FIRST_RUN):
-                if run.has_unchecked:
-                    run.check_rows(rows[which == number] & 0xFFFFFFFF)
+        return self.table.may_be_null(column) or self._nullable[column]
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         which = rows >> 32
@@ -127,116 +128,90 @@ class ManyRows(AddressedRows):
 
 
 class SettlingRows:
-    """What rows of another input that settle are to meet of this one: the first run sets, and the first rows in memory.
+    """What rows of another input that settle are to meet of this one: the first rows in memory, and the first run sets.
 
-    Rows that come meanwhile have higher numbers, and are none of their concern.
+    Rows that come meanwhile have higher numbers, and are none of their concern. All of it is looked up as one source.
     """
 
-    page_rows = 0
-    """Fuel for a page: reading it is a part of merging."""
-
-    def __init__(self, rows: ManyRows, sets: Sequence[RunSet], in_memory: int) -> None:
+    def __init__(self, rows: ManyRows, in_memory: int, sets: Sequence[RunSet], page_bytes: int, meter: Meter) -> None:
         self._rows = rows
-        self._sets = list(sets)
         self._in_memory = in_memory
-        self.passed = 0
-        """Bytes of runs that were gone through."""
+        self._sets = list(sets)
+        self._page_hashes = max(1, page_bytes // _HASH_BYTES)
+        self._meter = meter
 
     @property
     def table(self) -> SettlingRows:
-        """Where rows in memory are looked up."""
+        """Where rows are looked up."""
         return self
 
     @property
-    def disk(self) -> SettlingRows:
-        """Where runs are looked up."""
-        return self
+    def disk(self) -> None:
+        """Nowhere else."""
 
     @property
-    def runs(self) -> list[_MergedLookup]:
-        """All runs are looked up as one."""
-        return [_MergedLookup(self)]
-
-    @property
-    def on_disk(self) -> int:
-        """How many such sources there are."""
-        return int(bool(self._sets))
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be met."""
+        return not (self._in_memory or self._sets)
 
     def attribute_hashes(self, attribute: int, ids: Int64) -> Int64:
         """One attribute's hashes."""
         return self._rows.attribute_hashes(attribute, ids)
 
     def seek(self, attribute: int, hashes: Int64, reach: Reach | None = None) -> OrderedProbe:
-        """The look-up of some hashes of one attribute."""
-        return self._rows.table.seek(attribute, hashes, reach)
+        """The look-up of some ascending hashes of one attribute."""
+        probe = self._rows.table.seek(attribute, hashes, reach)
+        if not self._in_memory:
+            probe.next_run()
+        return probe
 
     def look_up(self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Numbers) -> tuple[int, int]:
-        """Go on with a look-up in memory until the buffers are full; returns pairs found, entries visited."""
-        table = self._rows.table
-        if not self._in_memory:
-            assert isinstance(probe, OrderedProbe)
-            probe.next = len(probe.hashes)
-            return 0, 0
-        found, visited = table.look_up(attribute, probe, out_probe, out_row)
-        if found and self._in_memory < table.rows:
-            found = int(gather.keep(out_row[:found] < self._in_memory, out_probe[:found], out_row[:found]))
-        return found, visited
+        """Go on with a look-up until the buffers are full; returns pairs found, and entries or rows visited.
 
-    def merge(
-        self, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, page_bytes: int
-    ) -> tuple[int, int, int]:
-        """Merge ascending hashes with those of run after run until the buffers are full; returns pairs found, rows
-        visited, and pages read.
+        The pairs found are those of rows that count, however many others there are beside them.
         """
-        hashes = probe.hashes.view(np.uint64)
-        count, last, attributes = len(hashes), len(self._sets) - 1, len(self._rows.table.orders)
-        found = visited = pages = 0
-        while True:
-            run = self._sets[probe.run].runs[attribute]
-            theirs = run.hashes()
-            if probe.near < 0:
-                probe.near = int(np.searchsorted(theirs, hashes[probe.next]))
-            if not run.trusted:
-                run.check_hashes(probe.near, int(np.searchsorted(theirs, hashes[-1], side="right")))
-            before, near, start = found, probe.near, probe.next
-            found, probe.next, probe.link, probe.near, seen = probe_sorted(
-                hashes, start, count, probe.link, theirs, near, out_probe, out_row, found
-            )
-            out_row[before:found] += run_number(probe.run, attribute, attributes) << 32
-            visited += seen
-            gone_through = probe.near - near
-            # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
-            pages += min(max(1, probe.next - start), 1 + gone_through * _HASH_BYTES // page_bytes)
-            self.passed += _HASH_BYTES * gone_through + (found - before) * run.nbytes // max(1, run.rows)
-            if probe.next < count or probe.run == last:
-                return found, visited, pages
-            probe.run += 1
-            probe.next, probe.link, probe.near = 0, -1, -1
-
-    def release(self) -> None:
-        """Let mapped pages of runs leave memory."""
-        for each in self._sets:
-            for run in each.runs:
-                run.release()
-
-
-class _MergedLookup:
-    """The runs of an input as one source."""
-
-    def __init__(self, rows: SettlingRows) -> None:
-        self._rows = rows
-
-    def look_up(
-        self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Numbers, meter: Meter
-    ) -> tuple[int, int]:
-        """Go on with a look-up by one attribute until the buffers are full; returns pairs found, rows visited."""
         assert isinstance(probe, OrderedProbe)
-        found, visited, pages = self._rows.merge(attribute, probe, out_probe, out_row, _PAGE_BYTES)
-        meter.pages_read += pages
+        found = visited = 0
+        table, last = self._rows.table, len(self._sets) - 1
+        if probe.run < 0:
+            found, visited = table.look_up(attribute, probe, out_probe, out_row)
+            if found and self._in_memory < table.rows:
+                found = int(gather.keep(out_row[:found] < self._in_memory, out_probe[:found], out_row[:found]))
+            if not probe.done or last < 0:
+                return found, visited
+            probe.next_run()
+        while True:
+            found, seen = self._merge(attribute, probe, out_probe, out_row, found)
+            visited += seen
+            if not probe.done or probe.run == last:
+                return found, visited
+            probe.next_run()
+
+    def _merge(
+        self, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, before: int
+    ) -> tuple[int, int]:
+        """Merge hashes with those of one run until the buffers are full; returns pairs now in them, rows visited."""
+        run = self._sets[probe.run].runs[attribute]
+        hashes, theirs = probe.hashes.view(np.uint64), run.hashes()
+        start, near = probe.next, probe.near
+        if near < 0:
+            near = int(np.searchsorted(theirs, hashes[start]))
+        if not run.trusted:
+            run.check_hashes(near, int(np.searchsorted(theirs, hashes[-1], side="right")))
+        found, probe.next, probe.link, probe.near, visited = probe_sorted(
+            hashes, start, len(hashes), probe.link, theirs, near, out_probe, out_row, before
+        )
+        gone_through = probe.near - near
+        # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
+        self._meter.pages_read += min(max(1, probe.next - start), 1 + gone_through // self._page_hashes)
+        self._rows.passed += _HASH_BYTES * gone_through
+        if found > before:
+            if run.has_unchecked:
+                run.check_rows(out_row[before:found])
+            number = run_number(probe.run, attribute, len(self._rows.table.orders))
+            out_row[before:found] += number << 32
+            self._rows.passed += (found - before) * run.nbytes // run.rows
         return found, visited
-
-
-_PAGE_BYTES = 4096
 
 
 class Mixed:

@@ -30,19 +30,20 @@ class OrderedProbe(Probe):
 
     bits: int = 0
     """Of the index that `parts` are buckets of."""
-    run: int = 0
-    """The run that is being looked up."""
+    run: int = -1
+    """The run that is being looked up; -1: what is in memory is."""
     near: int = -1
     """A row of it at or before the first that can match; -1: not known."""
 
     @property
     def looked_up(self) -> int:
-        """How many hashes have met all their matches, in one run after the other."""
-        return self.run * len(self.hashes) + self.next
+        """How many hashes have met all their matches, in one source after the other."""
+        return (self.run + 1) * len(self.hashes) + self.next
 
-    def rewind(self) -> None:
-        """Begin anew, elsewhere."""
-        self.next, self.link, self.run, self.near = 0, -1, 0, -1
+    def next_run(self) -> None:
+        """Begin anew, in the next run."""
+        self.run += 1
+        self.next, self.link, self.near = 0, -1, -1
 
 
 def hash_columns(hashes: Sequence[Int64]) -> list[pa.Array]:

@@ -6,7 +6,7 @@ Our own join. See `ManyConfluence`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,12 +15,11 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.protocol import Status
-from watersmeet.engine.many_settlement import ManySettlement, SetMergeTask
-from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
+from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTask
 from watersmeet.matching.many_rows import ManyRows
 from watersmeet.matching.settlement import Slice
 from watersmeet.memory import format_bytes
@@ -43,11 +42,17 @@ _SMALL = 1 << 20
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
 _LEAST_OUTPUT = 256 << 10
-_LEAST_ROWS = 32
+_MOST_RESIDENT = 8 << 20
+"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
+_MOST_PLACES = 1 << 13
+_LEAST_BLOCK_ROWS = 8
+_MOST_BLOCK_ROWS = 4096
+_BLOCKS = 128
+"""Into so many blocks memory is divided, or more."""
 _MOST_SLICE = 1 << 15
 
 
-class ManyConfluence(MultiwayJoin):
+class ManyConfluence(RoomFirst, MultiwayJoin):
     """Every row that arrives meets the memory of all other inputs at once, and owes what they have on disk.
 
     It is `Confluence` for several inputs. Rows are kept as they came, with an index for each join attribute. When
@@ -63,7 +68,7 @@ class ManyConfluence(MultiwayJoin):
                     flush: all memtables become runs, for each attribute in the order of its hashes
 
     A combination is found in memory, if all its rows were there at once, or else when the last of its rows settle:
-    once, without a history of what has met what (`engine.many_settlement` has the argument). The order in which the
+    once, without a history of what has met what (`joins.multiway.many_settlement` has the argument). The order in which the
     other inputs are looked up is MJoin's: the one whose rows match least comes first.
 
     Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the hashes on disk
@@ -75,7 +80,7 @@ class ManyConfluence(MultiwayJoin):
     :param fan_in: so many runs become one; None: by the memory.
 
     >>> import pyarrow as pa
-    >>> from watersmeet.core.protocol import Arrive, End
+    >>> from watersmeet.core.protocol import Arrive, End, Status
     >>> from watersmeet.spill.store import MemoryStore
     >>> schema = pa.schema({"a": pa.int64(), "note": pa.string()})
     >>> spec = MultiSpec.of({name: schema for name in "rst"}, ["r.a = s.a", "s.a = t.a"])
@@ -91,9 +96,9 @@ class ManyConfluence(MultiwayJoin):
     """
 
     name: ClassVar[str] = "confluence"
-    tables: tuple[ManyMemtable, ...]
-    disks: tuple[RunSets, ...]
-    inputs: tuple[ManyRows, ...]
+    tables: tuple[ManyMemtable, ...]  # type: ignore[assignment]
+    disks: tuple[RunSets, ...]  # type: ignore[assignment]
+    inputs: tuple[ManyRows, ...]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -115,21 +120,21 @@ class ManyConfluence(MultiwayJoin):
         self.slice = Slice(min(_MOST_SLICE, self.sizing.combinations))
         """Through which rows go that settle, or are written."""
         self.budget.reservation("sorting").grow(Slice.bytes_for(len(self.slice.rows)))
-        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 16))
+        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 12))
         self.budget.reservation("writing").grow(self._block_bytes)
         self._runs_a_flush = sum(map(len, spec.attributes))
         self.catalogue.set_aside(_LEAST_SETS * self._runs_a_flush * _RUN_BYTES)
         self._catalogued = 0
-        self._fan_in = fan_in or (2 if memory < _TINY else 3 if memory < _SMALL else 6)
-        self._policy = settling or Settling()
+        self._on_disk = self._owing_on_disk = 0
+        """Rows of all runs, and of those whose rows have yet to settle."""
+        self._fan_in = fan_in or (2 if memory < _TINY else 3 if memory < _SMALL else 8)
+        self._policy = settling or Settling(hashes_per_row=8, passes_saved=8)
         self.epoch = 1
         """Rows in memory are of this epoch."""
         self.settled = [0 for _ in spec.names]
         """Rows of each memtable with smaller numbers have settled."""
         self._settling: ManySettlement | None = None
         """The settlement that has begun; if it gave way to arrivals, it goes on later."""
-        self._full = False
-        """Whether rows wait for memory to be flushed."""
         self._runs_changed = False
         """Whether runs may be ready to be merged that were not before."""
         self._written = 0
@@ -154,9 +159,17 @@ class ManyConfluence(MultiwayJoin):
     def _divide(self, memory: int) -> ManySizing:
         """Many at a time go through settlements, and results go out in batches of a useful size."""
         usual = super()._divide(memory)
-        output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 8))
-        layout = Layout(0, usual.layout.block_rows, usual.layout.chunk_bytes)
-        return replace(usual, run_rows=0, output_bytes=output, layout=layout)
+        inputs = len(self.plans)
+        # At each level rows, hashes and places; then what is found at the deepest, and what is sorted.
+        place = 4 * inputs * (inputs - 1) + 16 * (inputs - 1) + 24 * inputs + 32
+        places = self._grain.pairs or max(usual.combinations, min(_MOST_PLACES, memory // 5 // place))
+        output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 12))
+        fitting = memory // _BLOCKS // max(self._row_bytes(self.spec, self.plans))
+        block_rows = 1 << (max(_LEAST_BLOCK_ROWS, min(_MOST_BLOCK_ROWS, fitting)).bit_length() - 1)
+        layout = Layout(0, block_rows, usual.layout.chunk_bytes)
+        return replace(
+            usual, combinations=places, place_bytes=place, run_rows=0, output_bytes=output, layout=layout
+        )  # fmt: skip
 
     def _make_table(self, number: int) -> Any:
         attributes = len(self.spec.attributes[number])
@@ -176,17 +189,13 @@ class ManyConfluence(MultiwayJoin):
 
     # --- the protocol ---
 
-    @property
-    def phase(self) -> str:
-        """Arriving, reactive, clean-up or done."""
-        phase = super().phase
-        return "arriving" if phase == "reactive" and self._task is not None and self._is_urgent(self._task) else phase
-
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
         for settled, table in zip(self.settled, self.tables, strict=True):
             assert 0 <= settled <= table.rows
+        assert self._on_disk == sum(disk.rows for disk in self.disks)
+        assert self._owing_on_disk == sum(disk.owing_rows for disk in self.disks)
         assert all(each.epoch < self.epoch for disk in self.disks for each in disk.sets)
 
     def close(self) -> None:
@@ -206,66 +215,22 @@ class ManyConfluence(MultiwayJoin):
     @property
     def owing(self) -> int:
         """How many rows have."""
-        if not self.tables or not self.rows_on_disk:
+        if not self._on_disk:
             return 0
-        return sum(disk.owing_rows for disk in self.disks) + sum(self._unsettled())
-
-    def _unsettled(self) -> list[int]:
-        return [table.rows - settled for table, settled in zip(self.tables, self.settled, strict=True)]
-
-    @property
-    def rows_on_disk(self) -> int:
-        """Of all inputs."""
-        return sum(disk.rows for disk in self.disks)
+        owing = self._owing_on_disk - sum(self.settled)
+        for table in self.tables:
+            owing += table.rows
+        return owing
 
     # --- work ---
-
-    def _put_off(self, task: Any) -> bool:
-        if not isinstance(task, Arrival) or not task.waits or self._may_go_on(task):
-            return False
-        # The rows go back to where they came from: what is to be done first may take a while.
-        self._intakes[task.input].put_back(*task.rest())
-        self._task = None
-        return True
-
-    def _may_go_on(self, arrival: Arrival) -> bool:
-        """Whether there is room for the next rows, and nothing that should be done before."""
-        if self._is_due():
-            return False
-        arrival.kept = self.must_keep(arrival.input)
-        if self._has_some_room(arrival):
-            return True
-        if not any(table.rows for table in self.tables):
-            return True  # nothing can be moved: the frame says so
-        self._full = True
-        return False
-
-    def _has_some_room(self, arrival: Arrival) -> bool:
-        """Whether a good part of the next rows fits; a few at a time would take as long, each, as many."""
-        count = arrival.rows - arrival.next
-        least = min(count, max(1, self.tables[arrival.input].rows // 16))
-        while True:
-            if self._has_room_for(arrival, count):
-                return True
-            count //= 2
-            if count < least:
-                return False
-
-    def secure(self, claim: Callable[[], bool]) -> bool:
-        """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
-        if claim():
-            return True
-        for table in self.tables:
-            table.trim(0)
-        return bool(claim())
 
     def _make_room(self) -> bool:
         return False
 
-    def _is_due(self) -> bool:
+    def _is_due(self, number: int = 0) -> bool:
         """Whether rows should settle before more arrive."""
         owing = self.owing
-        return owing > 0 and self._policy.is_worth_it(owing, self.rows_on_disk)
+        return owing > 0 and self._policy.is_worth_it(owing, self._on_disk)
 
     def _next_task(self) -> Any:
         return self._urgent_task() or super()._next_task()
@@ -277,21 +242,18 @@ class ManyConfluence(MultiwayJoin):
             task = self._merge_task()
             if task is not None:
                 return task
-        if self._full:
+        if self.full:
             if self.owes and not self._may_leave_owing():
                 return self._settle_task("before a flush", urgent=True)
             self._flush()
-            self._full = False
+            self.full = False
             return self._urgent_task()
         return None
 
-    def _status(self) -> Status:
-        status = super()._status()
-        urgent = self._full or self._is_due() or (self._task is not None and self._is_urgent(self._task))
-        merging = self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
-        if status in (Status.NEED_INPUT, Status.HAS_WORK) and (urgent or merging):
-            return Status.HAS_OUTPUT
-        return status
+    def _has_urgent_work(self) -> bool:
+        if self.full or self._is_due() or (self._task is not None and self._is_urgent(self._task)):
+            return True
+        return self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
 
     def _is_urgent(self, task: Any) -> bool:
         return isinstance(task, SetMergeTask) or (isinstance(task, ManySettlement) and task.urgent)
@@ -324,8 +286,15 @@ class ManyConfluence(MultiwayJoin):
         self._settling = None
         self._runs_changed = True
         self.settled = list(settlement.highs)
+        self._owing_on_disk = 0
         for disk in self.disks:
             disk.settle()
+
+    def let_go(self) -> None:
+        """Let mapped pages of runs leave memory, once they are many."""
+        if sum(rows.passed for rows in self.inputs) > _MOST_RESIDENT:
+            for rows in self.inputs:
+                rows.release()
 
     # --- rows that leave memory ---
 
@@ -333,10 +302,10 @@ class ManyConfluence(MultiwayJoin):
         """Whether all memtables may be written before their rows have settled: if that pays, and none has."""
         if self._settling is not None or any(self.settled) or any(map(self._is_of_no_use, range(len(self.disks)))):
             return False
-        most = min(self._policy.most_runs, self.budget.total // (32 * _RUN_BYTES * self._runs_a_flush))
+        most = min(self._policy.most_runs, self.budget.total // (8 * _RUN_BYTES * self._runs_a_flush))
         if max(disk.owing for disk in self.disks) >= most:
             return False
-        return self._policy.can_wait(self.owing, self.rows_on_disk)
+        return self._policy.can_wait(self.owing, self._on_disk)
 
     def _is_of_no_use(self, number: int) -> bool:
         """Whether an input's rows, once they have settled, wait for nobody."""
@@ -396,6 +365,8 @@ class ManyConfluence(MultiwayJoin):
         self._runs_changed = True
         for rows in self.inputs:
             rows.runs_changed()
+        self._on_disk = sum(disk.rows for disk in self.disks)
+        self._owing_on_disk = sum(disk.owing_rows for disk in self.disks)
         self.catalogue.shrink(self._catalogued * _RUN_BYTES)
         self._catalogued = sum(len(disk.segments) for disk in self.disks)
         self.catalogue.grow(self._catalogued * _RUN_BYTES)
@@ -444,13 +415,13 @@ class ManyConfluence(MultiwayJoin):
             "epoch": self.epoch,
             "settled": list(self.settled),
             "settling": None if aside is None else aside.state(0),
-            "full": self._full,
+            "full": self.full,
             "written": self._written,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.epoch, self.settled = state["epoch"], list(state["settled"])
-        self._full, self._written = state["full"], state["written"]
+        self.full, self._written = state["full"], state["written"]
         self._count_runs()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:

@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-
 from watersmeet.core.arrays import Int32
 from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.pipeline import Pipeline, Scope
@@ -45,9 +44,6 @@ from watersmeet.runs.run_set import SetMerge
 
 if TYPE_CHECKING:
     from watersmeet.joins.multiway.confluence import ManyConfluence
-
-_MOST_RESIDENT = 8 << 20
-"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 
 class ManySettlement(DrivenTask):
@@ -80,8 +76,6 @@ class ManySettlement(DrivenTask):
             return max(1, self._length)
         used = self.pipeline.work(self.join.meter)
         self.hand_over()
-        if sum(rows.passed for rows in self._searched) > _MOST_RESIDENT:
-            self._let_go()
         return used
 
     def begin(self, fuel: int) -> None:
@@ -90,11 +84,11 @@ class ManySettlement(DrivenTask):
         self._length = 0
         if self.done:
             return
+        self.join.let_go()
         if self._owing is None:
             self._begin_driver()
         assert self._owing is not None
         if self._owing.done or not self._can_match():
-            self._let_go()
             self.driver += 1
             self._owing, self.steps = None, []
             return
@@ -107,7 +101,9 @@ class ManySettlement(DrivenTask):
         attribute = join.spec.attribute_of(self.steps[0].edge, 1 - self.steps[0].side)
         self._owing = OwingInput(join.inputs[driver], attribute, self.lows[driver], self.highs[driver], sorting)
         self._searched = [
-            SettlingRows(rows, rows.disk.sets[: self.sets_for(number)], self.rows_for(number))
+            SettlingRows(
+                rows, self.rows_for(number), rows.disk.sets[: self.sets_for(number)], join.sizing.page_bytes, join.meter
+            )
             for number, rows in enumerate(join.inputs)
         ]
 
@@ -121,7 +117,7 @@ class ManySettlement(DrivenTask):
         return len(disk.sets) - (disk.owing if number < self.driver else 0)
 
     def _can_match(self) -> bool:
-        return all(rows.on_disk or self.rows_for(j) for j, rows in enumerate(self._searched) if j != self.driver)
+        return not any(rows.is_empty for number, rows in enumerate(self._searched) if number != self.driver)
 
     def _take_slice(self, most: int) -> None:
         join = self.join
@@ -130,7 +126,7 @@ class ManySettlement(DrivenTask):
         hashes, ids = join.slice.hashes[:most], join.slice.rows[:most]
         self._length = self._owing.next_slice(hashes, ids)
         join.meter.probes += self._length
-        scope = Scope(tuple(rows.on_disk for rows in self._searched))
+        scope = Scope.memory(len(self._searched))  # what is on disk is looked up together with what is in memory
         self.pipeline = Pipeline(
             join.codec, self._searched, self.driver, ids[: self._length].copy(), self.steps, scope,
             join.sizing.combinations, self, merging=True,
@@ -140,11 +136,6 @@ class ManySettlement(DrivenTask):
     def holds(self, bound: Sequence[int], ids: Any, drivers: Int32) -> Any:
         """Which combinations were not found in memory; None while they are not whole."""
         return self._mixed.holds(bound, ids, drivers)
-
-    def _let_go(self) -> None:
-        for rows in self._searched:
-            rows.passed = 0
-            rows.release()
 
     def finish(self) -> None:
         """All combinations were handed out: the rows have settled."""
@@ -221,5 +212,3 @@ class SetMergeTask:
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
         return {"kind": "merge"}
-
-
