@@ -68,8 +68,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
                     flush: all memtables become runs, for each attribute in the order of its hashes
 
     A combination is found in memory, if all its rows were there at once, or else when the last of its rows settle:
-    once, without a history of what has met what (`joins.multiway.many_settlement` has the argument). The order in which the
-    other inputs are looked up is MJoin's: the one whose rows match least comes first.
+    once, without a history of what has met what (`many_settlement` has the argument). The order in which the other
+    inputs are looked up is MJoin's: the one whose rows match least comes first.
 
     Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the hashes on disk
     pays for itself (`policies.settling`), and in silences. Where memory is so small that a memory-full is not worth a
