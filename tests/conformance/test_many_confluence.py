@@ -9,13 +9,19 @@ from typing import Any, ClassVar
 import pytest
 
 from watersmeet.checks import ConformanceError, conform, make_multi_case, run_case
+from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.many_settlement import ManySettlement
+from watersmeet.matching import many_rows
 from watersmeet.matching.many_rows import Mixed, SettlingRows
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.run_set import RunSet
 
 CASES = 60
+TIGHT = {"floor": 0, "fan_in": 2}
+"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
+TINY = {**TIGHT, "grain": Grain(pairs=3)}
+"""Three combinations at a time: every look-up is left and gone on with."""
 EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
 """Rows settle after every slice that arrives."""
 LATE = Settling(passes_saved=0, most_runs=3, least_rows=1 << 20)
@@ -52,20 +58,40 @@ def _nothing_seen() -> None:
             {},
             {
                 "settled before a flush", "settled in a silence", "settled at the end", "settled while rows came",
-                "flushed", "merged",
+                "flushed",
             },
         ),
-        ({"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
+        (TINY, {"settled before a flush", "settled in a silence", "settled while rows came", "merged"}),
+        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
         (
-            {"settling": LATE},
+            TIGHT | {"settling": LATE},
             {"flushed owing", "runs settled", "settled before a flush", "settled several epochs", "settled at the end"},
         ),
     ],
-    ids=["usual", "eager", "late"],
+    ids=["usual", "tiny", "eager", "late"],
 )  # fmt: skip
 def test_every_combination_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
     conform(Watched, CASES, 7_000, make_multi_case, **options)
     assert proofs <= set(+Watched.seen), Watched.seen
+
+
+@pytest.mark.parametrize(("leap_from", "way"), [(-1, "_leap"), (1 << 30, "_scan")])
+def test_every_combination_exactly_once_whether_runs_are_read_through_or_leapt_over(
+    leap_from: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    read = getattr(SettlingRows, way)
+
+    def counted(rows: SettlingRows, known: Any, attribute: int, probe: Any, *rest: Any) -> Any:
+        calls["on the way"] += probe.link >= 0
+        calls["in all"] += 1
+        return read(rows, known, attribute, probe, *rest)
+
+    monkeypatch.setattr(many_rows, "_LEAP_FROM", leap_from)
+    monkeypatch.setattr(SettlingRows, way, counted)
+    monkeypatch.setattr(SettlingRows, "_scan" if way == "_leap" else "_leap", None)
+    conform(ManyConfluence, CASES, 7_000, make_multi_case, **TINY)
+    assert calls["on the way"] > 0, calls
 
 
 def settles_again(join: ManyConfluence, settlement: ManySettlement) -> None:

@@ -37,6 +37,8 @@ class ManySizing:
     layout: Layout
     place_bytes: int = 0
     """Of each of the combinations; 0: as look-ups that are not merged need it."""
+    beyond: int = 0
+    """What of all that lies beyond the budget."""
 
     @property
     def buffers(self) -> int:
@@ -47,6 +49,7 @@ class ManySizing:
             + self.output_bytes
             + 2 * self.page_bytes
             + self.inputs * self.input_bytes
+            - self.beyond
         )
 
     @classmethod

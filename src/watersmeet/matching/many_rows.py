@@ -13,24 +13,27 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
 from watersmeet.kernels import addressed, combinations, gather
-from watersmeet.kernels.merge import probe_sorted
+from watersmeet.kernels.merge import bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
 from watersmeet.records.addressed import AddressedRows, Sources, groups, put_back
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.sorted_run import SortedRun, check_blocks, let_go
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.many_memtable import ManyMemtable, OrderedProbe
 
 _HASH_BYTES = 8
 _ENTRY_BYTES = 16
-_NO_SOURCE = np.zeros((1, 4), np.int64)
+_NO_SOURCE = np.zeros((1, 5), np.int64)
+_LEAP_FROM = 24
+"""A run with so many times more hashes than are looked up is not read through."""
+_EVERYTHING = 1 << 62
 
 
-def run_number(number: int, attribute: int, attributes: int) -> int:
-    """What stands for a run in the numbers of its rows: the run of an attribute in one of an input's sets."""
-    return FIRST_RUN + number * attributes + attribute
+def run_number(number: int, attribute: int, sets: int) -> int:
+    """What stands for a run in the numbers of its rows: of which of an input's sets, and by which attribute."""
+    return FIRST_RUN + attribute * sets + number
 
 
 class ManyRows(AddressedRows):
@@ -43,13 +46,18 @@ class ManyRows(AddressedRows):
         self.batch: Passing | None = None
         """Rows that arrive and need not be kept."""
         self.passed = 0
-        """Bytes of runs that were gone through since they were let go."""
+        """Bytes of hashes that were gone through since runs were let go."""
+        self.found = 0
+        """Rows that were found in them."""
         self._attributes = len(table.orders)
         self.runs_changed()
 
     def runs_changed(self) -> None:
         """Runs came or went."""
-        self._runs: list[SortedRun] = [run for each in self.disk.sets for run in each.runs]
+        orders = range(self._attributes)
+        self._runs: list[SortedRun] = [each.runs[k] for k in orders for each in self.disk.sets]
+        self._unread = bool(self._runs)
+        self._row_bytes = sum(run.nbytes for run in self._runs) // max(1, sum(run.rows for run in self._runs))
         self._sources = np.concatenate([self.table.sources, _NO_SOURCE, *(run.sources for run in self._runs)])
         self._nullable = [any(run.may_be_null(column) for run in self._runs) for column in range(len(self.types))]
         # Where each source has the hashes of its order, and how far they are apart.
@@ -57,11 +65,22 @@ class ManyRows(AddressedRows):
         places += [(run.hashes().ctypes.data, _HASH_BYTES) for run in self._runs]
         self._hashes_at = np.array(places, np.int64)
 
+    def check_found(self, ids: Int64) -> None:
+        """Make sure that the blocks of rows that were found in runs are what was written."""
+        if self._unread and check_blocks([*self._runs[:1] * FIRST_RUN, *self._runs], self._sources, ids):
+            self._unread = any(run.blocks_unchecked for run in self._runs)
+            self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
+
+    @property
+    def resident(self) -> int:
+        """Bytes of runs that may be mapped by now."""
+        hashes = min(self.passed, _HASH_BYTES * self._attributes * self.disk.rows)
+        return hashes + self.found * self._row_bytes
+
     def release(self) -> None:
         """Let mapped pages of runs leave memory."""
-        self.passed = 0
-        for run in self._runs:
-            run.release()
+        self.passed = self.found = 0
+        let_go(self._runs)
 
     # --- what combinations are made of ---
 
@@ -131,6 +150,8 @@ class SettlingRows:
     """What rows of another input that settle are to meet of this one: the first rows in memory, and the first run sets.
 
     Rows that come meanwhile have higher numbers, and are none of their concern. All of it is looked up as one source.
+    Runs that are not much larger than what is looked up are read through, and their hashes looked up among the others,
+    whatever the number of runs; in larger ones hashes are looked up by leaps.
     """
 
     def __init__(self, rows: ManyRows, in_memory: int, sets: Sequence[RunSet], page_bytes: int, meter: Meter) -> None:
@@ -139,6 +160,10 @@ class SettlingRows:
         self._sets = list(sets)
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
         self._meter = meter
+        self._counts = np.array([each.rows for each in sets], np.int64)
+        orders = range(len(rows.table.orders))
+        self._addresses = [np.array([each.runs[k].hashes().ctypes.data for each in sets], np.int64) for k in orders]
+        self._sorted: _Sorted | None = None
 
     @property
     def table(self) -> SettlingRows:
@@ -162,7 +187,7 @@ class SettlingRows:
         """The look-up of some ascending hashes of one attribute."""
         probe = self._rows.table.seek(attribute, hashes, reach)
         if not self._in_memory:
-            probe.next_run()
+            self._turn_to_runs(probe)
         return probe
 
     def look_up(self, attribute: int, probe: Probe | RangeProbe, out_probe: Int32, out_row: Numbers) -> tuple[int, int]:
@@ -172,46 +197,100 @@ class SettlingRows:
         """
         assert isinstance(probe, OrderedProbe)
         found = visited = 0
-        table, last = self._rows.table, len(self._sets) - 1
         if probe.run < 0:
+            table = self._rows.table
             found, visited = table.look_up(attribute, probe, out_probe, out_row)
             if found and self._in_memory < table.rows:
                 found = int(gather.keep(out_row[:found] < self._in_memory, out_probe[:found], out_row[:found]))
-            if not probe.done or last < 0:
+            if not probe.done or not self._sets:
                 return found, visited
-            probe.next_run()
-        while True:
-            found, seen = self._merge(attribute, probe, out_probe, out_row, found)
-            visited += seen
-            if not probe.done or probe.run == last:
-                return found, visited
-            probe.next_run()
-
-    def _merge(
-        self, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, before: int
-    ) -> tuple[int, int]:
-        """Merge hashes with those of one run until the buffers are full; returns pairs now in them, rows visited."""
-        run = self._sets[probe.run].runs[attribute]
-        hashes, theirs = probe.hashes.view(np.uint64), run.hashes()
-        start, near = probe.next, probe.near
-        if near < 0:
-            near = int(np.searchsorted(theirs, hashes[start]))
-        if not run.trusted:
-            run.check_hashes(near, int(np.searchsorted(theirs, hashes[-1], side="right")))
-        found, probe.next, probe.link, probe.near, visited = probe_sorted(
-            hashes, start, len(hashes), probe.link, theirs, near, out_probe, out_row, before
-        )
-        gone_through = probe.near - near
-        # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
-        self._meter.pages_read += min(max(1, probe.next - start), 1 + gone_through // self._page_hashes)
-        self._rows.passed += _HASH_BYTES * gone_through
-        if found > before:
-            if run.has_unchecked:
-                run.check_rows(out_row[before:found])
-            number = run_number(probe.run, attribute, len(self._rows.table.orders))
-            out_row[before:found] += number << 32
-            self._rows.passed += (found - before) * run.nbytes // run.rows
+            self._turn_to_runs(probe)
+        known, in_memory = self._known_of(attribute, probe), found
+        while probe.run < len(self._sets) and found < len(out_row):
+            read = self._leap if known.leaps[probe.run] else self._scan
+            found, passed = read(known, attribute, probe, out_probe, out_row, found)
+            visited += passed
+        if probe.run == len(self._sets):
+            probe.next = len(probe.hashes)
+        if found > in_memory:
+            out_row[in_memory:found] += run_number(0, attribute, len(self._rows.disk.sets)) << 32
+            self._rows.check_found(out_row[in_memory:found])
+            self._rows.found += found - in_memory
         return found, visited
+
+    @staticmethod
+    def _turn_to_runs(probe: OrderedProbe) -> None:
+        probe.done_with_memory = probe.next
+        probe.run, probe.next, probe.link, probe.near = 0, 0, -1, -1
+
+    def _known_of(self, attribute: int, probe: OrderedProbe) -> _Sorted:
+        """What is to be known of ascending hashes before they meet runs; only the last ones are remembered."""
+        if self._sorted is None or self._sorted.hashes is not probe.hashes:
+            runs = [each.runs[attribute] for each in self._sets]
+            self._sorted = _Sorted(probe.hashes, runs, self._addresses[attribute], self._counts)
+        return self._sorted
+
+    def _scan(
+        self, known: _Sorted, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, before: int
+    ) -> tuple[int, int]:
+        """Read runs through from the one at hand on; returns pairs now in the buffers, rows passed."""
+        cursor = np.array([probe.run, max(0, probe.near), probe.link], np.int64)
+        found, passed = scan_runs(
+            known.hashes.view(np.uint64), known.marks, known.buckets, known.first, known.shift,
+            self._addresses[attribute], known.lows, known.highs, known.thresholds, cursor, known.next_leap(probe.run),
+            _EVERYTHING, out_probe, out_row, before,
+        )  # fmt: skip
+        probe.run, probe.near, probe.link = cursor.tolist()
+        self._meter.pages_read += 1 + passed // self._page_hashes
+        self._rows.passed += _HASH_BYTES * passed
+        return found, passed
+
+    def _leap(
+        self, known: _Sorted, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, before: int
+    ) -> tuple[int, int]:
+        """Look hashes up in the run at hand; returns pairs now in the buffers, rows visited."""
+        low, high = int(known.lows[probe.run]), int(known.highs[probe.run])
+        theirs = self._sets[probe.run].runs[attribute].hashes()[:high]
+        start, near = probe.next, max(low, probe.near)
+        found, probe.next, probe.link, probe.near, visited = probe_sorted(
+            known.hashes.view(np.uint64), start, len(known.hashes), probe.link, theirs, near, out_probe, out_row, before
+        )
+        # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
+        read = min(max(1, probe.next - start), 1 + (probe.near - near) // self._page_hashes)
+        self._meter.pages_read += read
+        self._rows.passed += _HASH_BYTES * self._page_hashes * read
+        out_row[before:found] += probe.run << 32
+        if probe.next == len(known.hashes):
+            probe.run, probe.next, probe.link, probe.near = probe.run + 1, 0, -1, -1
+        return found, visited
+
+
+class _Sorted:
+    """Ascending hashes that are to meet runs: in buckets, and where in each run what is equal to them can be."""
+
+    def __init__(self, hashes: Int64, runs: Sequence[SortedRun], addresses: Int64, counts: Int64) -> None:
+        self.hashes = hashes
+        ascending = hashes.view(np.uint64)
+        self.first = ascending[0]
+        first, last = int(self.first), int(ascending[-1])
+        self.lows, self.highs = np.zeros_like(counts), counts.copy()
+        if not all(run.trusted for run in runs):
+            self.lows[:], self.highs[:] = np.array([run.region(first, last) for run in runs], np.int64).T
+        bounds_in_runs(addresses, self.first, ascending[-1], self.lows, self.highs)
+        self.leaps: Bool = self.highs - self.lows > _LEAP_FROM * len(hashes)
+        """Which runs are so large beside the hashes that these are looked up in them."""
+        span = last - first
+        self.shift = max(0, span.bit_length() - len(hashes).bit_length())
+        self.buckets = np.empty((span >> self.shift) + 2, np.int32)
+        divide_sorted(ascending, self.first, self.shift, self.buckets)
+        # Every run is met by every hash: no mark is below any threshold.
+        self.marks = np.zeros(len(hashes), np.int64)
+        self.thresholds = np.full(len(counts), -1, np.int64)
+
+    def next_leap(self, run: int) -> int:
+        """The first run from this one on that is not read through."""
+        leaps = np.flatnonzero(self.leaps[run:])
+        return run + int(leaps[0]) if len(leaps) else len(self.leaps)
 
 
 class Mixed:
@@ -221,7 +300,8 @@ class Mixed:
         sources = [[epoch, epoch] for _ in inputs]
         for known, rows in zip(sources, inputs, strict=True):
             for each in rows.disk.sets:
-                known += [each.epoch] * len(each.runs)
+                known.append(each.epoch)
+            known += known[2:] * (len(rows.table.orders) - 1)
         self._epochs = np.zeros((len(inputs), max(map(len, sources))), np.int64)
         for number, known in enumerate(sources):
             self._epochs[number, : len(known)] = known

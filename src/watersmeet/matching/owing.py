@@ -19,10 +19,10 @@ class OwingInput:
 
     def __init__(self, rows: ManyRows, attribute: int, low: int, high: int, sorting: bool | None = None) -> None:
         sets = rows.disk.sets
-        first, attributes = len(sets) - rows.disk.owing, len(rows.table.orders)
+        first = len(sets) - rows.disk.owing
         runs = [each.runs[attribute] for each in sets[first:]]
         self._runs = MergedRows(runs) if runs else None
-        self._numbers = np.array([run_number(first + i, attribute, attributes) << 32 for i in range(len(runs))])
+        self._numbers = np.array([run_number(first + i, attribute, len(sets)) << 32 for i in range(len(runs))])
         self._memory = OwingRows(rows.table.orders[attribute], low, high, sorting)
 
     @property

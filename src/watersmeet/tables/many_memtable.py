@@ -34,16 +34,13 @@ class OrderedProbe(Probe):
     """The run that is being looked up; -1: what is in memory is."""
     near: int = -1
     """A row of it at or before the first that can match; -1: not known."""
+    done_with_memory: int = 0
+    """How many hashes were looked up in memory."""
 
     @property
     def looked_up(self) -> int:
-        """How many hashes have met all their matches, in one source after the other."""
-        return (self.run + 1) * len(self.hashes) + self.next
-
-    def next_run(self) -> None:
-        """Begin anew, in the next run."""
-        self.run += 1
-        self.next, self.link, self.near = 0, -1, -1
+        """How many hashes have met all their matches in memory; what is found in runs is found for all at once."""
+        return self.done_with_memory if self.run >= 0 else self.next
 
 
 def hash_columns(hashes: Sequence[Int64]) -> list[pa.Array]:
@@ -62,7 +59,10 @@ class ManyMemtable(Memtable):
         self.first_hashes = len(types)
         """The column of the first attribute's hashes, where there are several."""
         others = range(1, attributes)
-        self.orders: list[Memtable] = [self, *(Memtable((), budget, layout, f"{name} by {k}") for k in others)]
+        self.orders: list[Memtable] = [
+            self,
+            *(Memtable((), budget, layout, f"{name} by {k}", ticked=False) for k in others),
+        ]
         """An index for each attribute: the same rows in the order of its hashes."""
         self.row_bytes *= attributes
 

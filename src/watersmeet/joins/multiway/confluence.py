@@ -28,7 +28,7 @@ from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
 from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
 from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
@@ -37,19 +37,26 @@ _RUN_BYTES = 512
 """What is remembered of a run."""
 _LEAST_SETS = 8
 """Sets of runs of each input that there is always memory for."""
-_TINY = 1 << 18
-_SMALL = 1 << 20
+_LEAST_FAN_IN = 2
+_MOST_FAN_IN = 256
+"""Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
+is a small share of the memory."""
+_RUNS_SHARE = 16
+_BUFFER_SHARE = 32
+_FLOOR = 3 << 20
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
-_LEAST_OUTPUT = 256 << 10
-_MOST_RESIDENT = 8 << 20
+_MOST_RESIDENT = 12 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
+_LEAST_PLACES = 32
 _MOST_PLACES = 1 << 13
+_MOST_ARRIVING = 2 << 20
+_HASHES_A_PASS = 16
+"""That may be gone through for each row that settles, over the number of inputs."""
 _LEAST_BLOCK_ROWS = 8
 _MOST_BLOCK_ROWS = 4096
 _BLOCKS = 128
 """Into so many blocks memory is divided, or more."""
-_MOST_SLICE = 1 << 15
 
 
 class ManyConfluence(RoomFirst, MultiwayJoin):
@@ -78,6 +85,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     :param settling: when rows settle, and when they wait for others.
     :param fan_in: so many runs become one; None: by the memory.
+    :param floor: bytes that the buffers through which rows and combinations pass have in all, whatever the budget: a
+        few hundred at a time take about as long as some thousands. What a sixteenth of the budget for each kind of
+        buffer does not cover comes on top of it. 0: everything is within it.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import Arrive, End, Status
@@ -108,6 +118,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         *,
         settling: Settling | None = None,
         fan_in: int | None = None,
+        floor: int = _FLOOR,
         grain: Grain | None = None,
     ) -> None:
         least = self.least_memory(spec)
@@ -116,19 +127,27 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
                 f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
                 f"least {format_bytes(least)}"
             )
+        self._floor = floor
         super().__init__(spec, memory, store, grain=grain)
-        self.slice = Slice(min(_MOST_SLICE, self.sizing.combinations))
+        self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
-        self.budget.reservation("sorting").grow(Slice.bytes_for(len(self.slice.rows)))
-        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, memory // 12))
-        self.budget.reservation("writing").grow(self._block_bytes)
+        share = memory // _BUFFER_SHARE
+        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 12)))
+        self.beyond = self.sizing.beyond
+        for name, size in (("sorting", Slice.bytes_for(len(self.slice.rows))), ("writing", self._block_bytes)):
+            counted = min(size, share) if floor else size
+            self.budget.reservation(name).grow(counted)
+            self.beyond += size - counted
         self._runs_a_flush = sum(map(len, spec.attributes))
         self.catalogue.set_aside(_LEAST_SETS * self._runs_a_flush * _RUN_BYTES)
         self._catalogued = 0
         self._on_disk = self._owing_on_disk = 0
         """Rows of all runs, and of those whose rows have yet to settle."""
-        self._fan_in = fan_in or (2 if memory < _TINY else 3 if memory < _SMALL else 8)
-        self._policy = settling or Settling(hashes_per_row=8, passes_saved=8)
+        fitting = memory // (_RUNS_SHARE * _RUN_BYTES * self._runs_a_flush)
+        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        # Each settlement goes through what is on disk once for every two inputs: so more rows wait for each other.
+        patience = max(1, _HASHES_A_PASS // len(spec.names))
+        self._policy = settling or Settling(hashes_per_row=patience, passes_saved=patience)
         self.epoch = 1
         """Rows in memory are of this epoch."""
         self.settled = [0 for _ in spec.names]
@@ -159,16 +178,22 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _divide(self, memory: int) -> ManySizing:
         """Many at a time go through settlements, and results go out in batches of a useful size."""
         usual = super()._divide(memory)
-        inputs = len(self.plans)
-        # At each level rows, hashes and places; then what is found at the deepest, and what is sorted.
-        place = 4 * inputs * (inputs - 1) + 16 * (inputs - 1) + 24 * inputs + 32
-        places = self._grain.pairs or max(usual.combinations, min(_MOST_PLACES, memory // 5 // place))
-        output = max(usual.output_bytes, min(_LEAST_OUTPUT, memory // 12))
+        inputs, share = len(self.plans), memory // _BUFFER_SHARE
+        # At each level rows, hashes and buckets of them; then what is found at the deepest, and what is sorted.
+        place = 4 * inputs * (inputs - 1) + 32 * (inputs - 1) + 24 * inputs + 32
+        fitting = max(_LEAST_PLACES, min(_MOST_PLACES, max(2 * share, 2 * self._floor // 3) // place))
+        places = self._grain.pairs or fitting
+        output = max(usual.output_bytes, self._floor // 6)
+        # Rows that arrive are not copied: of theirs, only hashes and numbers are held until they are in a memtable.
+        arriving = max(usual.input_bytes, min(_MOST_ARRIVING, memory // 8)) if self._floor else usual.input_bytes
+        beyond = output - usual.output_bytes + inputs * (arriving - usual.input_bytes)
+        if self._floor:
+            beyond += max(0, places * place - 2 * share)
         fitting = memory // _BLOCKS // max(self._row_bytes(self.spec, self.plans))
         block_rows = 1 << (max(_LEAST_BLOCK_ROWS, min(_MOST_BLOCK_ROWS, fitting)).bit_length() - 1)
-        layout = Layout(0, block_rows, usual.layout.chunk_bytes)
         return replace(
-            usual, combinations=places, place_bytes=place, run_rows=0, output_bytes=output, layout=layout
+            usual, combinations=places, place_bytes=place, run_rows=0, output_bytes=output, input_bytes=arriving,
+            layout=Layout(0, block_rows, usual.layout.chunk_bytes), beyond=beyond,
         )  # fmt: skip
 
     def _make_table(self, number: int) -> Any:
@@ -292,7 +317,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""
-        if sum(rows.passed for rows in self.inputs) > _MOST_RESIDENT:
+        if sum(rows.resident for rows in self.inputs) > _MOST_RESIDENT:
             for rows in self.inputs:
                 rows.release()
 
@@ -402,8 +427,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.events["merged"] += 1
         self.disks[number].replace(merge.sets, merge.merged)
         for each in merge.sets:
-            for run in each.runs:
-                run.release()
+            let_go(each.runs)
         self.saver.discard([run.name for each in merge.sets for run in each.runs])
         self._count_runs()
 
