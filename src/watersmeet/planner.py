@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
@@ -18,6 +18,7 @@ from watersmeet.joins.lookup.chain import LookupChain
 from watersmeet.joins.lookup.index_nested_loop import IndexNestedLoop
 from watersmeet.joins.lookup.meshjoin import MeshJoin
 from watersmeet.joins.lookup.partitioned import Partitioned
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree
@@ -79,7 +80,9 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
     return operator
 
 
-MULTIWAY: Mapping[str, type[MJoin] | type[JoinTree] | type[Miner]] = {
+ManyJoin: TypeAlias = ManyConfluence | MJoin | JoinTree | Miner
+MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = {
+    ManyConfluence.name: ManyConfluence,
     Miner.name: Miner,
     MJoin.name: MJoin,
     JoinTree.name: JoinTree,
@@ -89,14 +92,12 @@ WINDOWED_MULTIWAY: Mapping[str, type[WindowedMJoin]] = {WindowedMJoin.name: Wind
 """Those that join by windows; they go through a conformance suite of their own."""
 
 
-def build_multiway(
-    spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any
-) -> MJoin | JoinTree | Miner:
+def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ManyJoin:
     """The operator for a join of several inputs.
 
-    `auto` is `mjoin`, or `miner` if there is a band; if estimates are given (`rows`, by name, and perhaps
-    `selectivities`, by condition), it is what the cost model of `policies.splitting` makes of them: one operator, or a
-    tree.
+    `auto` is `confluence`, `miner` if there is a band, and `mjoin` if there are windows; if estimates are given
+    (`rows`, by name, and perhaps `selectivities`, by condition), it is what the cost model of `policies.splitting`
+    makes of them: one operator, or a tree.
     """
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     kinds = MULTIWAY if spec.window is None else WINDOWED_MULTIWAY
@@ -119,7 +120,10 @@ def choose_multiway(
     if algorithm == "auto" and spec.window is not None:
         algorithm, reason = "mjoin", "one operator for all inputs, which forgets what has left its window"
     elif algorithm == "auto":
-        algorithm, reason = "mjoin", "one operator for all inputs, which keeps no intermediate results"
+        algorithm, reason = (
+            "confluence",
+            "rows that have left memory are met while others still arrive",
+        )
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
         elif rows is not None:
@@ -136,7 +140,7 @@ def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
     _check_multiway(spec, algorithm)
     if spec.window is not None:
         return WindowedMJoin.least_memory(spec)
-    kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["mjoin", "tree"]
+    kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["confluence", "tree"]
     return min(MULTIWAY[kind].least_memory(spec) for kind in kinds)
 
 

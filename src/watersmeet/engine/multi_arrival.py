@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int64
-from watersmeet.engine.pipeline import Pipeline, Scope
+from watersmeet.engine.pipeline import Filter, Pipeline, Scope
 from watersmeet.engine.shell import Arriving
 from watersmeet.matching.found_combinations import BATCH, TABLE, Passing, places
-from watersmeet.matching.multi_windows import WindowFilter
 from watersmeet.policies import probing
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ class DrivenTask(ABC):
     def note(self, ids: Int64) -> None:  # noqa: B027  most tasks take no note
         """These combinations are about to be handed out."""
 
-    def windows(self) -> WindowFilter | None:
-        """Which combinations are within all windows; None: there are no windows."""
+    def counting(self) -> Filter | None:
+        """Which combinations count, though all their edges hold; None: all do."""
         return None
 
     def start(self, rows: Int64, scope: Scope, words: Sequence[Int64] | None = None) -> None:
@@ -64,7 +63,7 @@ class DrivenTask(ABC):
         join = self.join
         self.steps = self.steps or join.order.of(self.driver)
         self.pipeline = Pipeline(
-            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations, self.windows(),
+            join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations, self.counting(),
             words,
         )  # fmt: skip
         self._handed = 0
@@ -125,7 +124,7 @@ class Arrival(Arriving, DrivenTask):
         DrivenTask.__init__(self, join, driver)
         # NULL matches nothing: such rows end here.
         Arriving.__init__(self, join, driver, batch, numbers, hashes, valid, moments)
-        self._columns = [*self._columns, *(pa.array(each) for each in self._hashes[1:])]
+        self._columns = [*self._columns, *join.hash_columns(self._hashes)]
         self._slice = 0
 
     @property
@@ -137,6 +136,11 @@ class Arrival(Arriving, DrivenTask):
     def at_hand(self) -> int:
         """The rows of the last slice."""
         return self._slice
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait to be taken into memory, and nothing else is at hand."""
+        return self.next < self.rows and (self.pipeline is None or self.pipeline.done)
 
     def begin(self, fuel: int) -> None:
         """Take the next slice into memory and begin to look it up."""

@@ -35,16 +35,21 @@ class ManySizing:
     page_bytes: int
     input_bytes: int
     layout: Layout
+    place_bytes: int = 0
+    """Of each of the combinations; 0: as look-ups that are not merged need it."""
+    beyond: int = 0
+    """What of all that lies beyond the budget."""
 
     @property
     def buffers(self) -> int:
         """Bytes set aside for all buffers."""
         return (
-            self.combinations * _combination_bytes(self.inputs)
+            self.combinations * (self.place_bytes or place_bytes(self.inputs))
             + self.run_rows * SORT_BYTES
             + self.output_bytes
             + 2 * self.page_bytes
             + self.inputs * self.input_bytes
+            - self.beyond
         )
 
     @classmethod
@@ -68,7 +73,7 @@ class ManySizing:
 
     @classmethod
     def _of(cls, inputs: int, memory: int, widest: int, rows: int | None, grain: Grain) -> ManySizing:
-        combinations = grain.pairs or _between(_LEAST_COMBINATIONS, memory // 16 // _combination_bytes(inputs), 8192)
+        combinations = grain.pairs or _between(_LEAST_COMBINATIONS, memory // 16 // place_bytes(inputs), 8192)
         run_rows = _between(_LEAST_SORTED, memory // 16 // SORT_BYTES, 1 << 20)
         output = _between(2 * _LEAST_BUFFER, memory // 16, 8 * _MIB)
         page = grain.page_bytes or _between(_LEAST_BUFFER, memory // 64, 512 * _KIB)
@@ -87,7 +92,7 @@ class ManySizing:
         return cls(inputs, combinations, run_rows, output, page, buffered, Layout(bits, block_rows, chunk))
 
 
-def _combination_bytes(inputs: int) -> int:
+def place_bytes(inputs: int) -> int:
     """Of each place in the buffers: at each level its rows, hashes and places, and the scratch arrays of filtering."""
     return inputs * (8 * inputs + 24) + 48 * inputs
 

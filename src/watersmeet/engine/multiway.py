@@ -36,6 +36,8 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     codec: AttributeCodec
     plans: tuple[RowPlan, ...]
     tables: tuple[ManyTable, ...]
+    disks: tuple[ManyRuns, ...]
+    inputs: tuple[InputRows, ...]
 
     def __init__(
         self,
@@ -56,10 +58,8 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
         self.catalogue = self.budget.reservation("catalogue of spilled runs")
         self.catalogue.set_aside(self._grain.records or 0)
         self.tables = tuple(self._make_table(i) for i in numbers)
-        self.disks = tuple(
-            ManyRuns(store, f"run-{i}", len(spec.attributes[i]), self.catalogue, self.meter) for i in numbers
-        )
-        self.inputs = tuple(InputRows(table, disk) for table, disk in zip(self.tables, self.disks, strict=True))
+        self.disks = tuple(self._make_disk(i) for i in numbers)
+        self.inputs = tuple(self._make_input(i) for i in numbers)
         self.found = self.combinations = CombinationBuffer(spec, self.codec, self.plans)
         self.saver = Saver(self)
 
@@ -111,6 +111,19 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
             self.plans[number].types, attributes, self.budget, self.sizing.layout, self.spec.names[number]
         )  # fmt: skip
 
+    def _make_disk(self, number: int) -> Any:
+        """What an input has on disk."""
+        attributes = len(self.spec.attributes[number])
+        return ManyRuns(self.store, f"run-{number}", attributes, self.catalogue, self.meter)
+
+    def _make_input(self, number: int) -> Any:
+        """All rows of an input that combinations can be made of."""
+        return InputRows(self.tables[number], self.disks[number])
+
+    def hash_columns(self, hashes: Sequence[Int64]) -> list[pa.Array]:
+        """The columns that carry rows' hashes beside what the plan keeps of them."""
+        return [pa.array(each) for each in hashes[1:]]
+
     def close(self) -> None:
         """Let go of all rows; the store belongs to whoever made it."""
         super().close()
@@ -135,13 +148,23 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
             self._task = None
         if self._task is None:
             self._task = self._next_task()
-        elif not isinstance(self._task, Arrival) and self._arrivals_wait:
+        elif not isinstance(self._task, Arrival) and self._arrivals_wait and not self._is_urgent(self._task):
             self._give_way(self._task)
             if self.combinations.waiting:
                 return 1
             if self._task is None:
                 self._task = self._next_task()
-        return self._task.work(fuel) if self._task is not None else 0
+        if self._task is None:
+            return 0
+        return 1 if self._put_off(self._task) else self._task.work(fuel)
+
+    def _is_urgent(self, task: DrivenTask) -> bool:
+        """Whether arrivals have to wait for the end of a task."""
+        return False
+
+    def _put_off(self, task: DrivenTask) -> bool:
+        """Whether something else has to be done first, and the task was put aside for it."""
+        return False
 
     def _hand_out(self) -> tuple[pa.RecordBatch | None, int, int]:
         return self.combinations.take(self.inputs, self.sizing.output_bytes)

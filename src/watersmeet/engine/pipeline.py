@@ -13,21 +13,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.sorted_runs import RangeProbe
-from watersmeet.matching.found_combinations import FIRST_RUN, TABLE, InputRows, extended
-from watersmeet.matching.multi_windows import WindowFilter
+from watersmeet.matching.found_combinations import FIRST_RUN, TABLE, extended
 from watersmeet.policies.probing import ProbingOrder, Step
 from watersmeet.records.attributes import AttributeCodec
 from watersmeet.tables.hash_table import Probe
 
 Mark: TypeAlias = "list[int]"
 """A source, and how far it has been looked up."""
+
+
+class Searched(Protocol):
+    """What one input is looked up in."""
+
+    @property
+    def table(self) -> Any:
+        """Rows in memory."""
+        ...
+
+    @property
+    def disk(self) -> Any:
+        """Rows on disk."""
+        ...
+
+    def attribute_hashes(self, attribute: int, ids: Int64) -> Int64:
+        """One attribute's hashes of some rows."""
+        ...
+
+
+class Filter(Protocol):
+    """Which combinations count, though all their edges hold."""
+
+    def holds(self, bound: Sequence[int], ids: Int64, drivers: Int32) -> Bool | None:
+        """For combinations of rows of these inputs so far; None: all do."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,28 +106,32 @@ class Pipeline:
     def __init__(
         self,
         codec: AttributeCodec,
-        inputs: Sequence[InputRows],
+        inputs: Sequence[Searched],
         driver: int,
         rows: Int64,
         steps: Sequence[Step],
         scope: Scope,
         capacity: int,
-        windows: WindowFilter | None = None,
+        counting: Filter | None = None,
         words: Sequence[Int64] | None = None,
+        merging: bool = False,
     ) -> None:
-        """`words` are those of the driver's rows, by attribute, where they are at hand."""
+        """`words` are those of the driver's rows, by attribute, where they are at hand. With `merging`, what is looked
+        up is put into the order of its words first, and what is looked up as a table tells the sources of its rows.
+        """
         self._codec = codec
         self._spec = codec.spec
         self._inputs = inputs
         self._steps = list(steps)
         self._scope = scope
         self._capacity = capacity
-        self._windows = windows
+        self._counting = counting
+        self._merging = merging
         self._words = words
         self._bound = [driver, *(step.input for step in steps)]
         self._back = np.argsort(self._bound)
         self._out_probe = np.empty(capacity, np.int32)
-        self._out_row = np.empty(capacity, np.int32)
+        self._out_row = np.empty(capacity, np.int64 if merging else np.int32)
         self._levels: list[_Level] = []
         if len(rows):
             self._levels.append(self._level(rows.reshape(1, -1), np.arange(len(rows), dtype=np.int32), ()))
@@ -117,6 +146,10 @@ class Pipeline:
     def _level(self, ids: Int64, drivers: Int32, origin: tuple[Mark, ...]) -> _Level:
         step = self._steps[len(ids) - 1]
         words = self._words_at(step.edge, 1 - step.side, ids, drivers)
+        if self._merging:
+            # A stable order: whoever goes on elsewhere must find the same combinations one after the other.
+            order = np.argsort(words.view(np.uint64), kind="stable")
+            ids, drivers, words = ids[:, order], drivers[order], words[order]
         attribute = self._spec.attribute_of(step.edge, step.side)
         probe = self._inputs[step.input].table.seek(attribute, words, self._codec.reach(step.edge, words))
         source = self._scope.first_source
@@ -146,6 +179,7 @@ class Pipeline:
         before, pages = level.probe.looked_up, meter.pages_read
         room = self._capacity - level.matches
         buffers = self._out_probe[:room], self._out_row[:room]
+        count: int
         if level.source == TABLE:
             count, visited = rows.table.look_up(attribute, level.probe, *buffers)
             source = TABLE
@@ -157,13 +191,14 @@ class Pipeline:
         read = meter.pages_read - pages
         meter.probes += looked_up
         meter.comparisons += visited
-        if order is not None and source == TABLE:
+        if order is not None and level.source == TABLE:
             order.count(step.edge, step.side, looked_up, count)
         if count:
             level.matched.append(self._extend(level, step, source, count))
             level.matches += level.matched[-1][0].shape[1]
         self._go_on(level, step)
-        return max(1, looked_up) + count + read * rows.disk.page_rows
+        page_rows: int = rows.disk.page_rows if source != TABLE else 0
+        return max(1, looked_up) + count + read * page_rows
 
     def _extend(self, level: _Level, step: Step, source: int, count: int) -> tuple[Int64, Int32]:
         ids, drivers = extended(
@@ -175,14 +210,16 @@ class Pipeline:
             theirs = self._words_at(edge, 1 - side, ids, drivers)
             holds = self._codec.holds(edge, theirs, mine) if side else self._codec.holds(edge, mine, theirs)
             ids, drivers = ids[:, holds], drivers[holds]
-        if self._windows is not None:
-            inside = self._windows.holds(self._bound, ids, drivers)
-            ids, drivers = ids[:, inside], drivers[inside]
+        counted = None if self._counting is None else self._counting.holds(self._bound, ids, drivers)
+        if counted is not None:
+            ids, drivers = ids[:, counted], drivers[counted]
         return ids, drivers
 
     def _go_on(self, level: _Level, step: Step) -> None:
         """Turn to the next source, or leave the level; what was matched goes deeper when it is enough, or all."""
-        full = not level.probe.done or level.matches == self._capacity
+        # What is merged goes deeper in portions that depend on what matched alone, not on rows that came meanwhile and
+        # do not count: so that a count is enough to find the place again.
+        full = level.matches == self._capacity or not (level.probe.done or self._merging)
         if level.probe.done:
             level.source += 1
             level.exhausted = level.source > self._scope.runs[step.input]

@@ -107,6 +107,11 @@ class Arriving(ABC):
     def at_hand(self) -> int:
         """How many of the last rows taken into memory have not met all of their partners there."""
 
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether rows wait to be taken into memory, and nothing else is at hand."""
+
     def slice_of(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
         """Hashes, partitions and columns of the next rows."""
         stop = self.next + count

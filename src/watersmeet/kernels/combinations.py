@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Int32, Int64, Numbers
+from watersmeet.kernels.addressed import read64
 from watersmeet.kernels.compile import kernel
 
 
@@ -50,7 +51,7 @@ def probe_run(
 
 
 @kernel
-def extend(ids: Any, probes: Int32, rows: Int32, tag: int, drivers: Int32, out: Any, out_drivers: Int32) -> None:
+def extend(ids: Any, probes: Int32, rows: Numbers, tag: int, drivers: Int32, out: Any, out_drivers: Int32) -> None:
     """Partial combinations with one more row each: out[:, i] is ids[:, probes[i]], and below it rows[i], tagged."""
     known = ids.shape[0]
     count = probes.shape[0]
@@ -71,6 +72,28 @@ def untag(ids: Int64, shift: int, rows: Int32) -> int:
         differing |= (ids[i] >> shift) ^ first
         rows[i] = np.int32(ids[i] & 0x7FFFFFFF)
     return first if differing == 0 else -1
+
+
+@kernel
+def words_at(places: Int64, ids: Int64, words: Int64) -> None:
+    """The words of tagged rows: `places` tells for each tag where its rows' words begin, and how far they are apart."""
+    for i in range(ids.shape[0]):
+        tag = ids[i] >> 32
+        words[i] = read64(places[tag, 0] + places[tag, 1] * (ids[i] & 0xFFFFFFFF))
+
+
+@kernel
+def differ(known: Int64, bound: Int64, ids: Int64, differing: Any) -> None:
+    """differing[i] = what is known of the tags of combination i is not the same for all of its rows.
+
+    known[j] tells it for the tags of input j, and bound[k] of which input the rows ids[k] are.
+    """
+    for i in range(ids.shape[1]):
+        first = known[bound[0], ids[0, i] >> 32]
+        differing[i] = False
+        for k in range(1, ids.shape[0]):
+            if known[bound[k], ids[k, i] >> 32] != first:
+                differing[i] = True
 
 
 @kernel

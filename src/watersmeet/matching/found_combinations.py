@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Output
 from watersmeet.kernels import combinations, gather
@@ -36,7 +36,7 @@ def places(source: int, rows: Int32) -> Int64:
     return rows.astype(np.int64) | (source << _SHIFT)
 
 
-def extended(ids: Int64, probes: Int32, source: int, rows: Int32, drivers: Int32) -> tuple[Int64, Int32]:
+def extended(ids: Int64, probes: Int32, source: int, rows: Numbers, drivers: Int32) -> tuple[Int64, Int32]:
     """Partial combinations, some of them perhaps several times, with a row of one more input; and their drivers."""
     more = np.empty((len(ids) + 1, len(probes)), np.int64)
     more_drivers = np.empty(len(probes), np.int32)
@@ -126,7 +126,7 @@ class InputRows:
                 ordinals[at] = rows.astype(np.int64) + source.first_ordinal
         return arrived, departed, ordinals
 
-    def gather(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
+    def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
         """The values of some stored columns."""
         if not columns:
             return []
@@ -143,12 +143,24 @@ class InputRows:
         order = pa.array(back)
         return [pa.concat_arrays(each).take(order) for each in zip(*pieces, strict=True)]
 
-    def widen(self, column: int, ids: Int64, widths: Int64) -> None:
+    def widen(self, column: int, rows: Int64, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
-        for source, at, rows in self._by_source(ids):
-            some = np.zeros(len(rows), np.int64)
-            self._source(source).widen(column, rows, some)
+        for source, at, numbers in self._by_source(rows):
+            some = np.zeros(len(numbers), np.int64)
+            self._source(source).widen(column, numbers, some)
             widths[at] += some
+
+
+class Combined(Protocol):
+    """Rows of one input, as combinations tell them."""
+
+    def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
+        """The values of some stored columns."""
+        ...
+
+    def widen(self, column: int, rows: Int64, widths: Int64) -> None:
+        """Add to `widths` what each row's value takes in an output batch."""
+        ...
 
 
 class CombinationBuffer:
@@ -177,7 +189,7 @@ class CombinationBuffer:
         """Forget all combinations."""
         self._ids = self._ids[:, :0]
 
-    def take(self, inputs: Sequence[InputRows], limit: int) -> tuple[pa.RecordBatch | None, int, int]:
+    def take(self, inputs: Sequence[Combined], limit: int) -> tuple[pa.RecordBatch | None, int, int]:
         """Hand out combinations, as many as fit into `limit` bytes, at least one: the batch, how many results it has,
         and how many combinations were taken.
 
@@ -195,7 +207,7 @@ class CombinationBuffer:
         self._ids = self._ids[:, fit:]
         return batch, count, fit
 
-    def _fitting(self, inputs: Sequence[InputRows], limit: int) -> int:
+    def _fitting(self, inputs: Sequence[Combined], limit: int) -> int:
         count = self.waiting
         if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and not self._to_verify):
             return count
@@ -205,7 +217,7 @@ class CombinationBuffer:
                 rows.widen(column, ids, widths)
         return int(gather.fitting(widths, limit))
 
-    def _build(self, inputs: Sequence[InputRows], ids: Int64) -> tuple[pa.RecordBatch | None, int]:
+    def _build(self, inputs: Sequence[Combined], ids: Int64) -> tuple[pa.RecordBatch | None, int]:
         equal = self._verified(inputs, ids)
         if equal is not None:
             ids = ids[:, equal]
@@ -215,11 +227,11 @@ class CombinationBuffer:
         columns = [
             plan.original(column, array)
             for rows, mine, plan in zip(inputs, ids, self._plans, strict=True)
-            for column, array in zip(plan.outputs, rows.gather(plan.outputs, mine), strict=True)
+            for column, array in zip(plan.outputs, rows.gather_columns(plan.outputs, mine), strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
 
-    def _verified(self, inputs: Sequence[InputRows], ids: Int64) -> Bool | None:
+    def _verified(self, inputs: Sequence[Combined], ids: Int64) -> Bool | None:
         """Which combinations have truly equal values at both ends of all edges; None if all have."""
         verified: Bool | None = None
         for number in self._to_verify:
@@ -229,7 +241,7 @@ class CombinationBuffer:
                 at = edge.input(side)
                 plan = self._plans[at]
                 column = plan.keys[self._spec.attribute_of(number, side)]
-                values += [plan.original(column, array) for array in inputs[at].gather([column], ids[at])]
+                values += [plan.original(column, array) for array in inputs[at].gather_columns([column], ids[at])]
             equal = self._codec.equal(number, *values)
             if equal is not None:
                 verified = equal if verified is None else verified & equal

@@ -14,16 +14,26 @@ from watersmeet.tables.memtable import Memtable, Walk
 
 
 def write_run(
-    store: Store, name: str, table: Memtable, hashes: Uint64, numbers: Numbers, block_bytes: int
+    store: Store,
+    name: str,
+    table: Memtable,
+    hashes: Uint64,
+    numbers: Numbers,
+    block_bytes: int,
+    order: Memtable | None = None,
 ) -> SortedRun:
-    """Write all rows of a memtable, through buffers for hashes and row numbers; a failure leaves nothing."""
+    """Write all rows of a memtable, through buffers for hashes and row numbers; a failure leaves nothing.
+
+    They are in the order of their own hashes, or of those that another memtable has of the same rows.
+    """
+    order = table if order is None else order
     block_rows = block_rows_for(table.held, table.rows, block_bytes)
     writer = RunWriter(store, name, table.types, table.rows, block_rows)
     try:
-        for count in _sorted(table, hashes, numbers):
+        for count in _sorted(order, hashes, numbers):
             writer.write_hashes(hashes[:count])
         waiting = np.empty(0, numbers.dtype)
-        for count in _sorted(table, hashes, numbers):
+        for count in _sorted(order, hashes, numbers):
             waiting = np.concatenate([waiting, numbers[:count]])
             whole = len(waiting) // block_rows * block_rows
             for start in range(0, whole, block_rows):

@@ -29,6 +29,7 @@ from watersmeet.tables.hash_table import Layout, Probe
 
 ENTRY_BYTES = 24
 """Of each row, beyond its columns and its bucket: hash, link, arrival tick."""
+_HASH_AND_LINK = 16
 _FIRST_BITS = 6
 _FEW = 8
 """Where one row of so many buckets is wanted, going through the index takes longer than sorting."""
@@ -59,8 +60,13 @@ class Walk:
 class Memtable(AddressedRows):
     """Rows by number, found by their hashes, in the order of their arrival or of their hashes."""
 
-    def __init__(self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str) -> None:
+    def __init__(
+        self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str, ticked: bool = True
+    ) -> None:
+        """Without `ticked`, somebody else knows when the rows came."""
         super().__init__(types)
+        self._ticked = ticked
+        self._entry_bytes = ENTRY_BYTES if ticked else _HASH_AND_LINK
         self.layout = layout
         block_rows = layout.block_rows
         self._shift = block_rows.bit_length() - 1
@@ -68,7 +74,7 @@ class Memtable(AddressedRows):
         self._budget = budget
         self._claim = budget.reservation(f"rows of {name}")
         self._index_claim = budget.reservation(f"index of {name}")
-        capacity = min(_MOST_ROWS, budget.total // ENTRY_BYTES + block_rows)
+        capacity = min(_MOST_ROWS, budget.total // self._entry_bytes + block_rows)
         self._entries = Arena(np.int64, 2 * capacity, uses_huge_pages(budget))
         self._ticks = Arena(np.int64, capacity, uses_huge_pages(budget))
         self._stride = 8 * WORDS * len(self.types)
@@ -113,6 +119,11 @@ class Memtable(AddressedRows):
         return hashes
 
     @property
+    def hash_address(self) -> int:
+        """Where the first row's hash lies; those of the others follow, each with its link behind it."""
+        return int(self._entries.array.ctypes.data)
+
+    @property
     def held(self) -> int:
         """Bytes that would be free without these rows."""
         return self._claim.held + self._index_claim.held
@@ -131,7 +142,7 @@ class Memtable(AddressedRows):
             # The batch stays for its whole blocks, and what goes to the ends of others is there twice.
             size += size * (copied + ((count - copied) & (self._block_rows - 1))) // count
         blocks = -(-(self.rows + count) // self._block_rows) - -(-self.rows // self._block_rows)
-        size += ENTRY_BYTES * count + self._stride * blocks
+        size += self._entry_bytes * count + self._stride * blocks
         if not self._claim.try_grow(size):
             return False
         self._reserved = size
@@ -149,7 +160,8 @@ class Memtable(AddressedRows):
         """Take rows for which there is room; returns their numbers."""
         self._reserved = 0
         count, first = len(hashes), self.rows
-        self._ticks.array[first : first + count] = ticks
+        if self._ticked:
+            self._ticks.array[first : first + count] = ticks
         plain = [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
         self._place(plain, count)
         self.rows = first + count

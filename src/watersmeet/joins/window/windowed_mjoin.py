@@ -304,7 +304,7 @@ class WindowedArrival(Arrival):
         """Tables, and all runs."""
         return Scope(tuple(len(disk.runs) for disk in self.join.disks))
 
-    def windows(self) -> WindowFilter:
+    def counting(self) -> WindowFilter:
         """Those of the slice at hand."""
         join, marks = self._windowed, self.moments.marks
         if marks is not None:

@@ -22,7 +22,7 @@ class MultiFactory:
 
     >>> schema = pa.schema({"id": pa.int64()})
     >>> MultiFactory.of(MultiSpec.of({"r": schema, "s": schema}, "r.id = s.id"), "auto").algorithm
-    'mjoin'
+    'confluence'
     """
 
     spec: MultiSpec
@@ -31,7 +31,7 @@ class MultiFactory:
     @classmethod
     def of(cls, spec: MultiSpec, algorithm: str) -> MultiFactory:
         """A factory for an algorithm; an error if there is none of this name, or it cannot carry out the spec."""
-        name = algorithm if algorithm != "auto" else "miner" if spec.has_bands else "mjoin"
+        name = algorithm if algorithm != "auto" else "miner" if spec.has_bands else "confluence"
         if name not in planner.MULTIWAY:
             known = ", ".join(sorted(planner.MULTIWAY))
             raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {known}")

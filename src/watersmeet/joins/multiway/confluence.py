@@ -1,0 +1,459 @@
+"""Confluence of several inputs: debts to the disk are settled by merging sorted hashes, while rows still arrive.
+
+Our own join. See `ManyConfluence`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from watersmeet.core.arrays import Int64
+from watersmeet.core.errors import BudgetError
+from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.engine.multi_sizing import ManySizing
+from watersmeet.engine.multiway import MultiwayJoin
+from watersmeet.engine.room_first import RoomFirst
+from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTask
+from watersmeet.matching.many_rows import ManyRows
+from watersmeet.matching.settlement import Slice
+from watersmeet.memory import format_bytes
+from watersmeet.policies.settling import Settling
+from watersmeet.records.intake import Received
+from watersmeet.records.plan import RowPlan
+from watersmeet.runs.flush import write_run
+from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
+from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.spill.store import Store
+from watersmeet.tables.hash_table import Layout, row_bytes
+from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
+
+_RUN_BYTES = 512
+"""What is remembered of a run."""
+_LEAST_SETS = 8
+"""Sets of runs of each input that there is always memory for."""
+_LEAST_FAN_IN = 2
+_MOST_FAN_IN = 256
+"""Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
+is a small share of the memory."""
+_RUNS_SHARE = 16
+_BUFFER_SHARE = 32
+_FLOOR = 3 << 20
+_MOST_BLOCK = 256 << 10
+"""Bytes of rows of a run that share a description and a checksum, and are written at once."""
+_MOST_RESIDENT = 12 << 20
+"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
+_LEAST_PLACES = 32
+_MOST_PLACES = 1 << 13
+_MOST_ARRIVING = 2 << 20
+_HASHES_A_PASS = 16
+"""That may be gone through for each row that settles, over the number of inputs."""
+_LEAST_BLOCK_ROWS = 8
+_MOST_BLOCK_ROWS = 4096
+_BLOCKS = 128
+"""Into so many blocks memory is divided, or more."""
+
+
+class ManyConfluence(RoomFirst, MultiwayJoin):
+    """Every row that arrives meets the memory of all other inputs at once, and owes what they have on disk.
+
+    It is `Confluence` for several inputs. Rows are kept as they came, with an index for each join attribute. When
+    memory is full, all of it is written, sorted, once for each attribute; what arrives afterwards owes what is there::
+
+        arrival ──▶ memtable r ──▶ looked up in the memtables of s, t, ... ──▶ combinations at once
+                      │ full, silence, or many owe
+                      ▼
+                    settle: owing rows of r, sorted, merged with the runs of s; what matches, sorted again, with
+                      │     those of t, ...; then those of s, and of t ──▶ combinations
+                      │ full
+                      ▼
+                    flush: all memtables become runs, for each attribute in the order of its hashes
+
+    A combination is found in memory, if all its rows were there at once, or else when the last of its rows settle:
+    once, without a history of what has met what (`many_settlement` has the argument). The order in which the other
+    inputs are looked up is MJoin's: the one whose rows match least comes first.
+
+    Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the hashes on disk
+    pays for itself (`policies.settling`), and in silences. Where memory is so small that a memory-full is not worth a
+    pass over the disk, rows are written as they are, and settle later, with others. Rows that wait for nothing but
+    inputs that have ended are not kept once they have settled.
+
+    :param settling: when rows settle, and when they wait for others.
+    :param fan_in: so many runs become one; None: by the memory.
+    :param floor: bytes that the buffers through which rows and combinations pass have in all, whatever the budget: a
+        few hundred at a time take about as long as some thousands. What a sixteenth of the budget for each kind of
+        buffer does not cover comes on top of it. 0: everything is within it.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.protocol import Arrive, End, Status
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> schema = pa.schema({"a": pa.int64(), "note": pa.string()})
+    >>> spec = MultiSpec.of({name: schema for name in "rst"}, ["r.a = s.a", "s.a = t.a"])
+    >>> join = ManyConfluence(spec, ManyConfluence.least_memory(spec), MemoryStore())
+    >>> rows, notes = 0, [str(i) * 500 for i in range(100)]
+    >>> for number in range(3):
+    ...     join.receive(Arrive(number, pa.record_batch({"a": range(30 * number, 30 * number + 100), "note": notes})))
+    ...     join.receive(End(number))
+    ...     while (step := join.poll(0.0, fuel=1000)).status is Status.HAS_OUTPUT:
+    ...         rows += step.out.num_rows if step.out else 0
+    >>> rows, join.cost.pages_written > 0, step.status.value
+    (40, True, 'done')
+    """
+
+    name: ClassVar[str] = "confluence"
+    tables: tuple[ManyMemtable, ...]  # type: ignore[assignment]
+    disks: tuple[RunSets, ...]  # type: ignore[assignment]
+    inputs: tuple[ManyRows, ...]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        spec: MultiSpec,
+        memory: int,
+        store: Store,
+        *,
+        settling: Settling | None = None,
+        fan_in: int | None = None,
+        floor: int = _FLOOR,
+        grain: Grain | None = None,
+    ) -> None:
+        least = self.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
+            )
+        self._floor = floor
+        super().__init__(spec, memory, store, grain=grain)
+        self.slice = Slice(self.sizing.combinations)
+        """Through which rows go that settle, or are written."""
+        share = memory // _BUFFER_SHARE
+        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 12)))
+        self.beyond = self.sizing.beyond
+        for name, size in (("sorting", Slice.bytes_for(len(self.slice.rows))), ("writing", self._block_bytes)):
+            counted = min(size, share) if floor else size
+            self.budget.reservation(name).grow(counted)
+            self.beyond += size - counted
+        self._runs_a_flush = sum(map(len, spec.attributes))
+        self.catalogue.set_aside(_LEAST_SETS * self._runs_a_flush * _RUN_BYTES)
+        self._catalogued = 0
+        self._on_disk = self._owing_on_disk = 0
+        """Rows of all runs, and of those whose rows have yet to settle."""
+        fitting = memory // (_RUNS_SHARE * _RUN_BYTES * self._runs_a_flush)
+        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        # Each settlement goes through what is on disk once for every two inputs: so more rows wait for each other.
+        patience = max(1, _HASHES_A_PASS // len(spec.names))
+        self._policy = settling or Settling(hashes_per_row=patience, passes_saved=patience)
+        self.epoch = 1
+        """Rows in memory are of this epoch."""
+        self.settled = [0 for _ in spec.names]
+        """Rows of each memtable with smaller numbers have settled."""
+        self._settling: ManySettlement | None = None
+        """The settlement that has begun; if it gave way to arrivals, it goes on later."""
+        self._runs_changed = False
+        """Whether runs may be ready to be merged that were not before."""
+        self._written = 0
+        self.events: Counter[str] = Counter()
+        """What happened how often: settlements and why, flushes, merges."""
+
+    # --- what rows are kept in ---
+
+    @classmethod
+    def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        runs = sum(map(len, spec.attributes))
+        return super().least_memory(spec) + _LEAST_SETS * runs * _RUN_BYTES
+
+    @classmethod
+    def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
+        return [
+            row_bytes([*plan.types, *([pa.int64()] * len(each) if len(each) > 1 else [])]) + 32 * len(each)
+            for plan, each in zip(plans, spec.attributes, strict=True)
+        ]
+
+    def _divide(self, memory: int) -> ManySizing:
+        """Many at a time go through settlements, and results go out in batches of a useful size."""
+        usual = super()._divide(memory)
+        inputs, share = len(self.plans), memory // _BUFFER_SHARE
+        # At each level rows, hashes and buckets of them; then what is found at the deepest, and what is sorted.
+        place = 4 * inputs * (inputs - 1) + 32 * (inputs - 1) + 24 * inputs + 32
+        fitting = max(_LEAST_PLACES, min(_MOST_PLACES, max(2 * share, 2 * self._floor // 3) // place))
+        places = self._grain.pairs or fitting
+        output = max(usual.output_bytes, self._floor // 6)
+        # Rows that arrive are not copied: of theirs, only hashes and numbers are held until they are in a memtable.
+        arriving = max(usual.input_bytes, min(_MOST_ARRIVING, memory // 8)) if self._floor else usual.input_bytes
+        beyond = output - usual.output_bytes + inputs * (arriving - usual.input_bytes)
+        if self._floor:
+            beyond += max(0, places * place - 2 * share)
+        fitting = memory // _BLOCKS // max(self._row_bytes(self.spec, self.plans))
+        block_rows = 1 << (max(_LEAST_BLOCK_ROWS, min(_MOST_BLOCK_ROWS, fitting)).bit_length() - 1)
+        return replace(
+            usual, combinations=places, place_bytes=place, run_rows=0, output_bytes=output, input_bytes=arriving,
+            layout=Layout(0, block_rows, usual.layout.chunk_bytes), beyond=beyond,
+        )  # fmt: skip
+
+    def _make_table(self, number: int) -> Any:
+        attributes = len(self.spec.attributes[number])
+        return ManyMemtable(
+            self.plans[number].types, attributes, self.budget, self.sizing.layout, self.spec.names[number]
+        )  # fmt: skip
+
+    def _make_disk(self, number: int) -> RunSets:
+        return RunSets(self.store, self.tables[number].types)
+
+    def _make_input(self, number: int) -> ManyRows:
+        return ManyRows(self.tables[number], self.disks[number])
+
+    def hash_columns(self, hashes: Sequence[Int64]) -> list[pa.Array]:
+        """The columns that carry rows' hashes beside what the plan keeps of them."""
+        return hash_columns(hashes)
+
+    # --- the protocol ---
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        for settled, table in zip(self.settled, self.tables, strict=True):
+            assert 0 <= settled <= table.rows
+        assert self._on_disk == sum(disk.rows for disk in self.disks)
+        assert self._owing_on_disk == sum(disk.owing_rows for disk in self.disks)
+        assert all(each.epoch < self.epoch for disk in self.disks for each in disk.sets)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if isinstance(self._task, SetMergeTask) and not self._task.done:
+            self._task.merge.abort()
+        self._settling = None
+        super().close()
+
+    # --- who owes ---
+
+    @property
+    def owes(self) -> bool:
+        """Whether rows have yet to meet what is on disk."""
+        return self.owing > 0
+
+    @property
+    def owing(self) -> int:
+        """How many rows have."""
+        if not self._on_disk:
+            return 0
+        owing = self._owing_on_disk - sum(self.settled)
+        for table in self.tables:
+            owing += table.rows
+        return owing
+
+    # --- work ---
+
+    def _make_room(self) -> bool:
+        return False
+
+    def _is_due(self, number: int = 0) -> bool:
+        """Whether rows should settle before more arrive."""
+        owing = self.owing
+        return owing > 0 and self._policy.is_worth_it(owing, self._on_disk)
+
+    def _next_task(self) -> Any:
+        return self._urgent_task() or super()._next_task()
+
+    def _urgent_task(self) -> Any:
+        if self._is_due():
+            return self._settle_task("in passing", urgent=True)
+        if self._runs_changed and self._settling is None:
+            task = self._merge_task()
+            if task is not None:
+                return task
+        if self.full:
+            if self.owes and not self._may_leave_owing():
+                return self._settle_task("before a flush", urgent=True)
+            self._flush()
+            self.full = False
+            return self._urgent_task()
+        return None
+
+    def _has_urgent_work(self) -> bool:
+        if self.full or self._is_due() or (self._task is not None and self._is_urgent(self._task)):
+            return True
+        return self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
+
+    def _is_urgent(self, task: Any) -> bool:
+        return isinstance(task, SetMergeTask) or (isinstance(task, ManySettlement) and task.urgent)
+
+    def _give_way(self, task: Any) -> None:
+        self._task = None  # what was found stays so, and the rest goes on later
+
+    def _can_react(self) -> bool:
+        return self.owes
+
+    def _reactive_task(self) -> Any:
+        return self._settle_task("in a silence") if self.owes else None
+
+    def _clean_up_task(self) -> Any:
+        return self._settle_task("at the end") if self.owes else None
+
+    # --- settling ---
+
+    def _settle_task(self, why: str, urgent: bool = False) -> ManySettlement:
+        """Go on with the settlement, or begin one of all rows that owe."""
+        if self._settling is None:
+            self._settling = ManySettlement(self, self.settled, [table.rows for table in self.tables], urgent)
+            self.events[f"settled {why}"] += 1
+            self.events["runs settled"] += sum(disk.owing for disk in self.disks)
+        self._settling.urgent = urgent
+        return self._settling
+
+    def settled_now(self, settlement: ManySettlement) -> None:
+        """All rows that owed when a settlement began have met everything."""
+        self._settling = None
+        self._runs_changed = True
+        self.settled = list(settlement.highs)
+        self._owing_on_disk = 0
+        for disk in self.disks:
+            disk.settle()
+
+    def let_go(self) -> None:
+        """Let mapped pages of runs leave memory, once they are many."""
+        if sum(rows.resident for rows in self.inputs) > _MOST_RESIDENT:
+            for rows in self.inputs:
+                rows.release()
+
+    # --- rows that leave memory ---
+
+    def _may_leave_owing(self) -> bool:
+        """Whether all memtables may be written before their rows have settled: if that pays, and none has."""
+        if self._settling is not None or any(self.settled) or any(map(self._is_of_no_use, range(len(self.disks)))):
+            return False
+        most = min(self._policy.most_runs, self.budget.total // (8 * _RUN_BYTES * self._runs_a_flush))
+        if max(disk.owing for disk in self.disks) >= most:
+            return False
+        return self._policy.can_wait(self.owing, self._on_disk)
+
+    def _is_of_no_use(self, number: int) -> bool:
+        """Whether an input's rows, once they have settled, wait for nobody."""
+        return all(self.exhausted(other) for other in range(len(self.disks)) if other != number)
+
+    def _flush(self) -> None:
+        """Write all memtables; that their rows owe, if they do, is said by their runs."""
+        owes = self.owes
+        self.clock += 1
+        self.events["flushed owing" if owes else "flushed"] += 1
+        written: dict[int, tuple[SortedRun, ...]] = {}
+        try:
+            for number, table in enumerate(self.tables):
+                if table.rows and (owes or not self._is_of_no_use(number)):
+                    written[number] = self._write_runs(number, table)
+        except BaseException:
+            for runs in written.values():
+                self._remove([run.name for run in runs])
+            raise
+        for number, runs in written.items():
+            self.disks[number].sets.append(RunSet(runs, self.epoch if owes else 0))
+        for number, table in enumerate(self.tables):
+            table.clear()
+            self.gone[number] = self.clock
+            self.settled[number] = 0
+            if not owes and self._is_of_no_use(number):
+                self.saver.discard(self.disks[number].segments)
+                self.disks[number].close()
+        self.epoch += 1
+        self._count_runs()
+
+    def _write_runs(self, number: int, table: ManyMemtable) -> tuple[SortedRun, ...]:
+        """The rows of a memtable once for each attribute, in the order of its hashes."""
+        runs: list[SortedRun] = []
+        try:
+            for attribute, order in enumerate(table.orders):
+                name = self._new_name(number, attribute)
+                buffers = self.slice.hashes, self.slice.rows
+                runs.append(write_run(self.store, name, table, *buffers, self._block_bytes, order))
+        except BaseException:
+            self._remove([run.name for run in runs])
+            raise
+        self.meter.pages_written += sum(-(-run.nbytes // self.sizing.page_bytes) for run in runs)
+        self.meter.seeks += len(runs)
+        return tuple(runs)
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.store.remove(name)
+
+    def _new_name(self, number: int, attribute: int) -> str:
+        self._written += 1
+        return f"run-{number}-{attribute}-{self._written}"
+
+    def _count_runs(self) -> None:
+        """Runs have changed: take note of where rows are, and of the memory that this takes."""
+        self._runs_changed = True
+        for rows in self.inputs:
+            rows.runs_changed()
+        self._on_disk = sum(disk.rows for disk in self.disks)
+        self._owing_on_disk = sum(disk.owing_rows for disk in self.disks)
+        self.catalogue.shrink(self._catalogued * _RUN_BYTES)
+        self._catalogued = sum(len(disk.segments) for disk in self.disks)
+        self.catalogue.grow(self._catalogued * _RUN_BYTES)
+
+    # --- runs that become one ---
+
+    def _to_merge(self, number: int) -> list[RunSet]:
+        return self.disks[number].to_merge(self._fan_in)
+
+    def _merge_task(self) -> SetMergeTask | None:
+        for number, table in enumerate(self.tables):
+            sets = self._to_merge(number)
+            if sets:
+                names = [self._new_name(number, attribute) for attribute in range(len(table.orders))]
+                return SetMergeTask(self, number, SetMerge(self.store, names, sets, self._block_bytes))
+        self._runs_changed = False
+        return None
+
+    def merge_some(self, merge: SetMerge) -> int:
+        """Go on with a merge; returns the fuel that took."""
+        passed = merge.work()
+        rows = sum(each.rows for each in merge.sets)
+        nbytes = sum(run.nbytes for each in merge.sets for run in each.runs) // len(merge.sets[0].runs)
+        # All rows are passed twice: for their hashes, then for the rest.
+        pages = -(-passed * nbytes // (2 * rows * self.sizing.page_bytes))
+        self.meter.pages_read += pages
+        self.meter.pages_written += pages
+        return max(1, passed)
+
+    def merged(self, number: int, merge: SetMerge) -> None:
+        """A merged set takes the place of those that it was made of."""
+        assert merge.merged is not None
+        self.events["merged"] += 1
+        self.disks[number].replace(merge.sets, merge.merged)
+        for each in merge.sets:
+            let_go(each.runs)
+        self.saver.discard([run.name for each in merge.sets for run in each.runs])
+        self._count_runs()
+
+    # --- snapshots ---
+
+    def _own_state(self) -> dict[str, Any]:
+        aside = self._settling if self._settling is not self._task else None
+        return {
+            "epoch": self.epoch,
+            "settled": list(self.settled),
+            "settling": None if aside is None else aside.state(0),
+            "full": self.full,
+            "written": self._written,
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        self.epoch, self.settled = state["epoch"], list(state["settled"])
+        self.full, self._written = state["full"], state["written"]
+        self._count_runs()
+
+    def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
+        if state["settling"] is not None:
+            self._settling = ManySettlement.load(self, state["settling"])
+        if state["task"] is None or state["task"]["kind"] != "merge":
+            super()._load_tasks(state, waiting)
+
+    def _load_task(self, state: dict[str, Any]) -> Any:
+        self._settling = ManySettlement.load(self, state)
+        return self._settling
