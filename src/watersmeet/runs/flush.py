@@ -10,7 +10,8 @@ from watersmeet.core.arrays import Numbers, Uint64
 from watersmeet.runs.sorted_run import RunWriter, SortedRun
 from watersmeet.runs.spine import block_rows_for
 from watersmeet.spill.store import Store
-from watersmeet.tables.memtable import Memtable, Walk
+from watersmeet.tables.memtable import Memtable
+from watersmeet.tables.memtable_index import Walk
 
 
 def write_run(

@@ -60,6 +60,8 @@ class Memtable(AddressedRows):
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
         self._sources = np.array([[0, self._words.array.ctypes.data, self._shift, self._stride, 0]], np.int64)
         self.row_bytes = self._entry_bytes + 8
+        self.built: Sequence[int] | None = None
+        """How the index of rows that are brought back was built; None: as it would be of so many."""
         self._begin()
 
     def _begin(self) -> None:
@@ -176,8 +178,9 @@ class Memtable(AddressedRows):
             if validity:
                 self._nullable[number] = True
 
-    def fit_index(self, built: Sequence[int] | None = None) -> None:
-        """Rows were brought back: give them the index that they should have, or the one that was built of them."""
+    def fit_index(self) -> None:
+        """Rows were brought back: give them the index that they should have, or the one that they had."""
+        built, self.built = self.built, None
         self.index.fit(self.rows, built)
 
     def have_bits(self, bits: int) -> None:

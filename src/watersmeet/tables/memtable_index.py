@@ -15,6 +15,7 @@ import numpy as np
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.core.errors import BudgetError
 from watersmeet.kernels import hash_index, sorted_runs, sorted_walk
+from watersmeet.kernels.radix import sorted_order
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Reservation
 from watersmeet.records.arena import Arena
@@ -308,9 +309,9 @@ def _sort_next(walk: Walk, of_rows: Int64, keys: Uint64, rows: Numbers) -> int:
     """The next rows in the order of their arrival, as many as there is room for, sorted."""
     start = int(walk.cursor[0])
     count = max(0, min(len(rows), walk.high - start)) if start >= 0 else 0
-    found = of_rows[start : start + count].view(np.uint64)
-    order = np.argsort(found, kind="stable")
-    keys[:count] = found[order]
+    found = of_rows[start : start + count]
+    order = sorted_order(found ^ _SIGN)
+    keys[:count] = found[order].view(np.uint64)
     rows[:count] = order
     rows[:count] += start
     walk.cursor[0] = start + count if start + count < walk.high else -1
