@@ -18,7 +18,7 @@ def write_run(
     store: Store, name: str, table: Memtable, hashes: Uint64, numbers: Numbers, block_bytes: int
 ) -> SortedRun:
     """Write all rows of a memtable, through buffers for hashes and row numbers; a failure leaves nothing."""
-    block_rows = block_rows_for(table.held, table.rows, block_bytes)
+    block_rows = block_rows_for(table.row_nbytes, table.rows, block_bytes)
     writer = RunWriter(store, name, table.types, table.rows, block_rows)
     try:
         for count in _sorted(table, hashes, numbers):

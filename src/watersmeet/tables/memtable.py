@@ -97,6 +97,11 @@ class Memtable(AddressedRows):
         """Bytes that would be free without these rows."""
         return self._claim.held + self._index_claim.held
 
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of the rows themselves, without what is known of them."""
+        return max(0, self._claim.held - self._reserved - self._entry_bytes * self.rows)
+
     # --- rows that come ---
 
     def reserve(self, parts: Int32, columns: Sequence[pa.Array]) -> bool:
