@@ -21,7 +21,10 @@ BATCH_ROWS = 8192
 MEMORY = 256 << 20
 LITTLE = 0.1
 """The part of the input that little memory is."""
-ALGORITHMS = ("diner", "pmj")
+ALGORITHMS = ("confluence", "diner", "pmj")
+BOUNDS = {"confluence": Target("<=", 0.6, of_ratio=True)}
+MOST_IN_LITTLE = 3.0
+"""Times our own in memory that the same may take in a tenth of it."""
 _QUERY = f"""
     SELECT l.key, l.number, l.measure, l.text, r.key AS key_right, r.number AS number_right, r.measure AS measure_right,
     r.text AS text_right FROM l JOIN r ON l.key BETWEEN r.key - {WIDTH} AND r.key + {WIDTH}
@@ -48,12 +51,14 @@ def range_join(settings: Settings) -> Iterator[Figure]:
     runs = take_turns(contestants, settings.repeat)
     peer = middle(runs.get("duckdb"), lambda run: run.total)
     peer_first = middle(runs.get("duckdb"), lambda run: 1e3 * run.first)
-    speed = middle(runs["diner"], lambda run: 2 * rows / run.total)
-    yield Figure("rows a second, diner", speed, "rows/s", None, Target(">=", 1e6))
+    speed = middle(runs["confluence"], lambda run: 2 * rows / run.total)
+    yield Figure("rows a second, confluence", speed, "rows/s", None, Target(">=", 1e6))
     for name in contestants:
         if name != "duckdb":
-            yield Figure(f"total, {name}", middle(runs[name], lambda run: run.total), "s", peer)
+            yield Figure(f"total, {name}", middle(runs[name], lambda run: run.total), "s", peer, BOUNDS.get(name))
             yield Figure(f"first result, {name}", middle(runs[name], lambda run: 1e3 * run.first), "ms", peer_first)
+    much, in_little = (middle(runs[name], lambda run: run.total) for name in ("confluence", "confluence in 10%"))
+    yield Figure("10%, beside all in memory", in_little, "s", much, Target("<=", MOST_IN_LITTLE, of_ratio=True))
     expected = close_pairs(left, right)
     wrong = [run for each in runs.values() for run in each if run.result[0] != expected]
     yield exactness(len(wrong), "wrong runs")

@@ -47,17 +47,15 @@ ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _
 def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoin], str]:
     """The class of the operator for a spec, and why it is that one.
 
-    `auto` is `confluence`, our own: it joins in memory as long as everything fits, and what does not fit is met again
-    while rows still arrive. For a band it is `diner`, and where an input promises something of its keys, or has
-    punctuations, `metadata_mjoin`.
+    `auto` is `confluence`, our own, for equalities and for bands: it joins in memory as long as everything fits, and
+    what does not fit is met again while rows still arrive. Without a band, where an input promises something of its
+    keys, or has punctuations, it is `metadata_mjoin`.
     """
     reason = "asked for by name"
     if algorithm == "auto" and spec.band is None and _promising(spec):
         algorithm, reason = "metadata_mjoin", "what the inputs promise lets it forget rows that find no more partners"
-    elif algorithm == "auto" and spec.band is None:
-        algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"
     elif algorithm == "auto":
-        algorithm, reason = "diner", "it joins by ranges of values, in memory and on disk"
+        algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
     return ALGORITHMS[algorithm], reason

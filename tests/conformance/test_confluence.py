@@ -1,21 +1,29 @@
-"""Confluence on every way that rows may take to each other, and with each rule of who owes whom broken in turn."""
+"""Confluence on every way that rows may take to each other, and with each rule of who owes whom broken in turn: for
+equalities, and for bands, alone and beside equalities."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from watersmeet.checks import ConformanceError, conform, make_case, run_case
+from watersmeet.checks.cases import Case
 from watersmeet.joins.confluence import Confluence
+from watersmeet.kernels.sort_keys import words_of_keys
+from watersmeet.matching import reach
 from watersmeet.matching.debts import Debts
+from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
 from watersmeet.policies.settling import Settling
+from watersmeet.records.keys import KeyCodec
 
-CASES = 100
+CASES = 60
 EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
 """Rows settle after every slice that arrives."""
 LATE = Settling(passes_saved=0, most_runs=3)
@@ -31,7 +39,23 @@ class Watched(Confluence):
 
     def close(self) -> None:
         Watched.seen += self.events
+        if self.spec.band is not None and self.spec.equalities:
+            Watched.seen += Counter({f"{event}, beside an equality": count for event, count in self.events.items()})
         super().close()
+
+
+def make_equality(seed: int, operator_class: type[Any], **options: Any) -> Case:
+    """A case without a band."""
+    return make_case(seed, type(operator_class.__name__, (operator_class,), {"joins_ranges": False}), **options)
+
+
+def make_band(seed: int, operator_class: type[Any], **options: Any) -> Case:
+    """The first case with a band from some seed on, far from those of other seeds."""
+    cases = (make_case(each, operator_class, **options) for each in count(1_000 * seed))
+    return next(case for case in cases if case.spec.band is not None)
+
+
+MAKERS = {"equality": make_equality, "band": make_band}
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +78,18 @@ TIGHT = {"floor": 0, "fan_in": 3}
     ],
     ids=["usual", "tight", "eager", "late", "delay"],
 )
-def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
-    conform(Watched, cases=CASES, seed=7_000, **options)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_pair_exactly_once_on_every_way(kind: str, options: dict[str, Any], proofs: set[str]) -> None:
+    conform(Watched, cases=CASES, seed=7_000, make=MAKERS[kind], **options)
+    if kind == "band":
+        proofs = proofs | {f"{proof}, beside an equality" for proof in proofs}
     assert proofs <= set(+Watched.seen), Watched.seen
 
 
 @pytest.mark.parametrize(("leap_from", "way"), [(0, "_leap"), (1 << 30, "_scan")])
+@pytest.mark.parametrize("kind", MAKERS)
 def test_every_pair_exactly_once_whether_runs_are_read_through_or_leapt_over(
-    leap_from: int, way: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, leap_from: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Counter[str] = Counter()
     ways = {"_leap": Settlement._leap, "_scan": Settlement._scan}
@@ -80,7 +108,7 @@ def test_every_pair_exactly_once_whether_runs_are_read_through_or_leapt_over(
 
         monkeypatch.setattr(Settlement, name, counted)
     monkeypatch.setattr("watersmeet.matching.settlement._LEAP_FROM", leap_from)
-    conform(Watched, cases=CASES, seed=9_000, **TIGHT)
+    conform(Watched, cases=CASES, seed=9_000, make=MAKERS[kind], **TIGHT)
     # Runs without any row near the slice are read through whatever they cost: they cost nothing.
     assert calls[way] > 100 and calls[f"{way}, on the way"] > 10, calls
     assert calls["_leap"] == 0 or way == "_leap"
@@ -98,7 +126,7 @@ def test_every_pair_exactly_once_where_all_rows_meet_page_by_page(monkeypatch: p
     monkeypatch.setattr(Settlement, "_meet_crowd", counted)
     pages = Pages(hashes=16, rows=4)
     for options in (TIGHT, TIGHT | {"settling": LATE}):
-        conform(Watched, cases=CASES, seed=8_000, pages=pages, **options)
+        conform(Watched, cases=100, seed=8_000, make=make_equality, pages=pages, **options)
     assert met["first"] > 0 and met["again"] > 0, "a buffer was full in the midst of it"
 
 
@@ -150,6 +178,7 @@ repeated: set[int] = set()
 real_add_run = Debts.add
 real_settled, real_flush_owing = Confluence.settled_now, Confluence._flush_owing
 
+WRONG = r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = {
     "all rows owe all runs": (OwingRows, "threshold", all_owe, {}),
     "no row owes anything": (OwingRows, "threshold", none_owe, {}),
@@ -164,14 +193,73 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", MAKERS)
+def test_mutant_is_caught(kind: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, rule, broken, options = MUTANTS[mutant]
     monkeypatch.setattr(owner, rule, broken)
-    with pytest.raises(ConformanceError, match=r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"):
-        run_many(options)
+    with pytest.raises(ConformanceError, match=WRONG):
+        run_many(kind, options)
 
 
-def run_many(options: dict[str, Any]) -> None:
+def run_many(kind: str, options: dict[str, Any]) -> None:
     for seed in range(400):
         repeated.clear()
-        run_case(Confluence, make_case(seed, Confluence), **TIGHT, **options)
+        run_case(Confluence, MAKERS[kind](seed, Confluence), **TIGHT, **options)
+
+
+def low_end_is_left_out(codec: BandKeys, keys: Any) -> tuple[Any, Any]:
+    low, high = real_bounds(codec, keys)
+    return np.where(low < keys, low + np.uint64(1), low), high
+
+
+def high_end_is_left_out(codec: BandKeys, keys: Any) -> tuple[Any, Any]:
+    low, high = real_bounds(codec, keys)
+    return low, np.where(high > keys, high - np.uint64(1), high)
+
+
+def cells_begin_where_they_end(keys: Any, origin: Any, first: Any, last: Any) -> None:
+    words_of_keys(keys, origin, first, last)
+    first[:] = last
+
+
+def cells_end_where_they_begin(keys: Any, origin: Any, first: Any, last: Any) -> None:
+    words_of_keys(keys, origin, first, last)
+    last[:] = first
+
+
+def only_equal(codec: BandKeys, left: Any, right: Any) -> Any:
+    """Of rows that were found in cells that touch, values are not compared."""
+    return KeyCodec.equal(codec, left[: codec._verified], right[: codec._verified])
+
+
+def all_close(codec: BandKeys, wanted: Any, found: Any) -> Any:
+    """Doubles that are close but for rounding are taken for close, where runs are met."""
+    return wanted == wanted
+
+
+def another_origin(join: Confluence, state: dict[str, Any]) -> None:
+    """Who goes on from a snapshot tells keys from another origin than those on disk."""
+    real_load_own(join, state)
+    if isinstance(join.codec, BandKeys):
+        join.codec.origin = None
+
+
+real_bounds, real_load_own = BandKeys.bounds, Confluence._load_own
+
+BAND_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "the low end of a range is left out": (BandKeys, "bounds", low_end_is_left_out),
+    "the high end of a range is left out": (BandKeys, "bounds", high_end_is_left_out),
+    "the low end is rounded up": (reach, "words_of_keys", cells_begin_where_they_end),
+    "the high end is rounded down": (reach, "words_of_keys", cells_end_where_they_begin),
+    "values in touching cells are close": (BandKeys, "equal", only_equal),
+    "doubles are close but for rounding": (BandKeys, "close", all_close),
+    "the origin is forgotten": (Confluence, "_load_own", another_origin),
+}
+
+
+@pytest.mark.parametrize("mutant", BAND_MUTANTS)
+def test_mutant_of_bands_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken = BAND_MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=WRONG):
+        run_many("band", {})

@@ -66,7 +66,7 @@ class ProgressiveJoin(JoinFrame[Task]):
         if spec.band is not None and not cls.joins_ranges:
             raise SpecError(
                 f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "
-                f"algorithm='diner' or 'pmj'"
+                f"algorithm='confluence', 'diner' or 'pmj'"
             )
 
     # --- what an operator may hold its rows in ---

@@ -26,17 +26,22 @@ from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.range_lookup import RangeLookup, RangePlan
+from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
+from watersmeet.records.keys import KeyCodec
+from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
-from watersmeet.tables.hash_table import Probe
+from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable
+from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 
 _RUN_BYTES = 512
 """What is remembered of a run."""
@@ -179,6 +184,7 @@ class Confluence(ProgressiveJoin):
 
     name: ClassVar[str] = "confluence"
     partitioned: ClassVar[bool] = False
+    joins_ranges: ClassVar[bool] = True
     tables: tuple[Memtable, ...]  # type: ignore[assignment]
 
     def __init__(
@@ -204,11 +210,12 @@ class Confluence(ProgressiveJoin):
         self._floor = floor
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
-        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1)))
-        self._slice = Slice(slice_rows)
+        by_range = spec.band is not None
+        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
+        self._slice = Slice(slice_rows, by_range)
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
         self.beyond = self.sizing.beyond
-        sizes = {"sorting": (Slice.bytes_for(slice_rows), share), "writing": (self._block_bytes, share)}
+        sizes = {"sorting": (Slice.bytes_for(slice_rows, by_range), share), "writing": (self._block_bytes, share)}
         for name, (size, covered) in sizes.items():
             counted = size if not floor else min(size, covered)
             self.budget.reservation(name).grow(counted)
@@ -246,6 +253,22 @@ class Confluence(ProgressiveJoin):
         """The smallest budget this join can work in, if no single row is large."""
         return 2 * cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES
 
+    @classmethod
+    def _least_for_rows(cls, spec: JoinSpec) -> int:
+        if spec.band is None:
+            return super()._least_for_rows(spec)
+        codec = BandKeys(spec)
+        more = RangeIndex.row_bytes - HashIndex.row_bytes
+        return Sizing.least([row_bytes(RangePlan(spec, side, codec).types) + more for side in (0, 1)])
+
+    def _make_codec(self) -> KeyCodec:
+        return KeyCodec(self.spec) if self.spec.band is None else BandKeys(self.spec)
+
+    def _make_plans(self) -> tuple[RowPlan, RowPlan]:
+        if not isinstance(self.codec, BandKeys):
+            return super()._make_plans()
+        return RangePlan(self.spec, 0, self.codec), RangePlan(self.spec, 1, self.codec)
+
     def _divide(self, memory: int, widths: list[int], partitioned: bool, grain: Grain | None) -> Sizing:
         """Results go out in batches of a useful size, however little memory there is."""
         usual = super()._divide(memory, widths, partitioned, grain)
@@ -264,7 +287,8 @@ class Confluence(ProgressiveJoin):
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
 
     def _make_table(self, side: int) -> Any:
-        return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+        by_range = self.spec.band is not None
+        return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side], by_range)
 
     # --- the protocol ---
 
@@ -322,6 +346,8 @@ class Confluence(ProgressiveJoin):
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
         other = self.tables[1 - side]
+        if isinstance(self.codec, BandKeys):
+            return RangeLookup(self.codec.probe(hashes, columns), other, Between(side, source, other))
         return Lookup(Probe(hashes, other.buckets_of(hashes)), other, Between(side, source, other))
 
     # --- work ---
@@ -481,7 +507,8 @@ class Confluence(ProgressiveJoin):
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
         """A settlement with all runs there are, or with those of these names."""
         entries = [entry for entry in self.debts.runs[1 - side] if names is None or entry.run.name in names]
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages)
+        reach = self.codec if isinstance(self.codec, BandKeys) else None
+        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
@@ -648,6 +675,8 @@ class Confluence(ProgressiveJoin):
             "settling": settling,
             "full": self._full,
             "written": self._written,
+            "built": [table.index.built for table in self.tables],
+            "origin": self.codec.origin if isinstance(self.codec, BandKeys) else None,
         }
 
     def _at_work(self, settlement: Settlement) -> bool:
@@ -657,6 +686,10 @@ class Confluence(ProgressiveJoin):
         self.debts.load(state, self.store)
         self._settled_at = list(state["settled_at"])
         self._full, self._written = state["full"], state["written"]
+        for table, built in zip(self.tables, state["built"], strict=True):
+            table.built = built
+        if isinstance(self.codec, BandKeys):
+            self.codec.origin = state["origin"]
         self._count_runs()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:

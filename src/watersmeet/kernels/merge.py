@@ -1,4 +1,4 @@
-"""Joining rows that are sorted by their hashes."""
+"""Joining rows that are sorted by their keys: those of the same key, or those of all keys from one to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _LONG = 32
 
 @kernel
 def probe_sorted(
-    hashes: Int64 | Uint64,
+    low: Int64 | Uint64,
+    high: Int64 | Uint64,
     start: int,
     stop: int,
     link: int,
@@ -26,41 +27,43 @@ def probe_sorted(
     out_row: Numbers,
     found: int,
 ) -> tuple[int, int, int, int, int]:
-    """Look up the ascending hashes[start:stop] in the ascending `rows`, and write the pairs from `found` on until the
-    buffers are full.
+    """Find in the ascending keys `rows` those from low[i] to high[i], for all i from `start` up to `stop`, and write
+    the pairs from `found` on until the buffers are full. Both `low` and `high` ascend; they are one array where keys
+    must be the same.
 
-    `near` is a row at or before the first that can match. Returns the pairs now in the buffers, the next hash, the row
-    to go on with (-1: that hash's first), the next `near`, and how many rows were visited.
+    `near` is a row at or before the first that can match. Returns the pairs now in the buffers, the next i, the row to
+    go on with (-1: the first that matches), the next `near`, and how many rows were visited.
     """
     capacity = out_probe.shape[0]
     count = rows.shape[0]
     visited = 0
     i = start
     while i < stop:
-        wanted = hashes[i]
+        wanted = low[i]
         if link >= 0:
             row = link
         else:
             # Steps that double until they pass the place, then halving: short where both sides are alike dense, and
             # logarithmic where one is much denser.
             step = 1
-            low = near
-            high = near
-            while high < count and rows[high] < wanted:
-                low = high + 1
-                high += step
+            first = near
+            last = near
+            while last < count and rows[last] < wanted:
+                first = last + 1
+                last += step
                 step *= 2
                 visited += 1
-            high = min(high, count)
-            while low < high:
-                middle = (low + high) // 2
+            last = min(last, count)
+            while first < last:
+                middle = (first + last) // 2
                 if rows[middle] < wanted:
-                    low = middle + 1
+                    first = middle + 1
                 else:
-                    high = middle
-            near = low
-            row = low
-        while row < count and rows[row] == wanted:
+                    last = middle
+            near = first
+            row = first
+        most = high[i]
+        while row < count and rows[row] <= most:
             visited += 1
             if found == capacity:
                 return found, i, row, near, visited - 1
@@ -176,3 +179,78 @@ def scan_runs(
         row = np.int64(0)
     cursor[0], cursor[1], cursor[2] = run, 0, -1
     return found, passed
+
+
+@kernel
+def slide_over_runs(
+    low: Uint64,
+    high: Uint64,
+    marks: Int64,
+    addresses: Int64,
+    lows: Int64,
+    highs: Int64,
+    thresholds: Int64,
+    cursor: Int64,
+    stop: int,
+    most: int,
+    out_probe: Int32,
+    out_row: Numbers,
+    found: int,
+) -> tuple[int, int]:
+    """The same as `scan_runs` for ranges: a key of a run is within those from low[i] to high[i], both included.
+
+    As both ends ascend, those that hold a key follow each other, and begin ever further on as keys rise.
+    """
+    capacity = out_probe.shape[0]
+    many = low.shape[0]
+    passed = 0
+    run, row, link = cursor[0], cursor[1], cursor[2]
+    while run < stop:
+        address, top, threshold = addresses[run], highs[run], thresholds[run]
+        row = max(row, lows[run])
+        begin = np.int64(0)
+        while row < top:
+            wanted = np.uint64(read64(address + 8 * row))
+            # Steps that double until they pass the place, then halving: short where keys are as dense as ranges.
+            step = 1
+            behind = begin
+            while behind < many and high[behind] < wanted:
+                begin = behind + 1
+                behind += step
+                step *= 2
+            behind = min(behind, many)
+            while begin < behind:
+                middle = (begin + behind) // 2
+                if high[middle] < wanted:
+                    begin = middle + 1
+                else:
+                    behind = middle
+            i = begin
+            if link >= 0:
+                i = link
+                link = -1
+            while i < many and low[i] <= wanted:
+                if marks[i] > threshold:
+                    if found == capacity:
+                        cursor[0], cursor[1], cursor[2] = run, row, i
+                        return found, passed
+                    out_probe[found] = i
+                    out_row[found] = (run << 32) + row
+                    found += 1
+                i += 1
+            row += 1
+            passed += 1
+            if passed >= most:
+                cursor[0], cursor[1], cursor[2] = run, row, -1
+                return found, passed
+        run += 1
+        row = np.int64(0)
+    cursor[0], cursor[1], cursor[2] = run, 0, -1
+    return found, passed
+
+
+@kernel
+def hashes_in_runs(addresses: Int64, rows: Numbers, hashes: Uint64) -> None:
+    """The hashes of rows that are numbered with their run."""
+    for i in range(rows.shape[0]):
+        hashes[i] = np.uint64(read64(addresses[rows[i] >> 32] + 8 * (rows[i] & 0xFFFFFFFF)))

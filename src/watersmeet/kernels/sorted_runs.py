@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels.compile import kernel
 from watersmeet.kernels.history import together
+from watersmeet.kernels.radix import sorted_order
 
 ENTRY_BYTES = 24
 """Of each row in the index: its word and its number, once where they are and once where they are merged to."""
@@ -175,7 +176,7 @@ class RangeProbe:
     done: bool = False
 
     def __post_init__(self) -> None:
-        self.order = np.argsort(self.hashes, kind="stable").astype(np.int32)
+        self.order = sorted_order(self.hashes)
         self.done = not len(self.hashes)
 
     @property
@@ -252,7 +253,7 @@ class SortedRuns:
         assert start == len(rows), "the runs hold all rows"
 
     def _push(self, words: Int64, rows: Int32) -> None:
-        order = np.argsort(words, kind="stable")
+        order = sorted_order(words)
         self._runs.append((words[order], rows[order]))
 
     def _merge_last(self) -> None:

@@ -82,6 +82,27 @@ def walk(
     return found
 
 
+@kernel
+def take_numbered(
+    words: Int64, rows: Int32, start: int, low: int, high: int, out_keys: Uint64, out_rows: Numbers
+) -> tuple[int, int]:
+    """Of sorted words and the rows that they belong to, those from `start` on whose rows are numbered from `low` up to
+    `high`, as many as the buffers hold; returns the place behind the last, and how many there are.
+
+    Words are in signed order, what they become in that of unsigned ones.
+    """
+    room = out_rows.shape[0]
+    found = 0
+    place = start
+    while place < words.shape[0] and found < room:
+        row = rows[place]
+        out_keys[found] = np.uint64(words[place]) ^ np.uint64(1 << 63)
+        out_rows[found] = row
+        found += low <= row < high
+        place += 1
+    return place, found
+
+
 @inlined
 def _take_bucket(entries: Any, head: Any, low: Any, high: Any, out_hashes: Any, out_rows: Any, at: Any) -> Any:
     link = np.int64(head)

@@ -251,9 +251,9 @@ class SettlingRows:
         """Look hashes up in the run at hand; returns pairs now in the buffers, rows visited."""
         low, high = int(known.lows[probe.run]), int(known.highs[probe.run])
         theirs = self._sets[probe.run].runs[attribute].hashes()[:high]
-        start, near = probe.next, max(low, probe.near)
+        start, near, wanted = probe.next, max(low, probe.near), known.hashes.view(np.uint64)
         found, probe.next, probe.link, probe.near, visited = probe_sorted(
-            known.hashes.view(np.uint64), start, len(known.hashes), probe.link, theirs, near, out_probe, out_row, before
+            wanted, wanted, start, len(wanted), probe.link, theirs, near, out_probe, out_row, before
         )
         # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
         read = min(max(1, probe.next - start), 1 + (probe.near - near) // self._page_hashes)

@@ -34,14 +34,23 @@ import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32, Int64, Uint64
 from watersmeet.core.cost import Meter
-from watersmeet.kernels.merge import bounds_in_runs, divide_sorted, probe_sorted, scan_runs
+from watersmeet.kernels.merge import (
+    bounds_in_runs,
+    divide_sorted,
+    hashes_in_runs,
+    probe_sorted,
+    scan_runs,
+    slide_over_runs,
+)
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.matching.reach import Reach
 from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
 from watersmeet.runs.sorted_run import MergedRows, let_go
-from watersmeet.tables.memtable import Memtable, Walk
+from watersmeet.tables.memtable import Memtable
+from watersmeet.tables.memtable_index import Walk
 
 _HASH_BYTES = 8
 _SAMPLED = 64
@@ -51,6 +60,10 @@ _LEAP_FROM = 24
 """Rows of a run for each row of a slice, from which on looking these up takes less than reading the run through."""
 _ROWS_A_FUEL = 8
 """Hashes that are passed for as much fuel as a pair takes."""
+_ROW_BYTES = 32
+_RANGE_BYTES = 52
+"""Of a row that looks for a range: hash, number, mark, both ends, and what these are put together from."""
+_LEAST_PART = 64
 _EVERYTHING = 1 << 62
 _MOST_RESIDENT = 8 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
@@ -59,20 +72,30 @@ _MOST_RESIDENT = 8 << 20
 class Slice:
     """Some owing rows in the order of their hashes: a buffer through which settlements and new runs go."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, by_range: bool = False) -> None:
         self.hashes: Uint64 = np.empty(capacity, np.uint64)
         self.rows: Int64 = np.empty(capacity, np.int64)
         self.marks: Int64 = np.empty(capacity, np.int64)
         """What each row is known by where it matters whether it owes a run: see `Debtor`."""
-        self.starts: Int32 = np.empty(2 * capacity + 1, np.int32)
-        """Where buckets of hashes begin, about as many as there are rows."""
+        self.starts: Int32 = np.empty(0 if by_range else 2 * capacity + 1, np.int32)
+        """Where buckets of hashes begin, about as many as there are rows; none if rows look for ranges."""
+        self.low: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
+        self.high: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
+        """From which hash on and up to which rows look: their own, unless they look for ranges."""
         self.owner: Settlement | None = None
         """Whose rows are in it now."""
 
     @classmethod
-    def bytes_for(cls, capacity: int) -> int:
+    def bytes_for(cls, capacity: int, by_range: bool = False) -> int:
         """What so many rows take."""
-        return 32 * capacity
+        return (_RANGE_BYTES if by_range else _ROW_BYTES) * capacity
+
+    def find_bounds(self, reach: Reach, count: int) -> None:
+        """From where to where the first rows look; a part at a time, for it takes some arrays of that length."""
+        part = max(_LEAST_PART, len(self.hashes) // 4)
+        for start in range(0, count, part):
+            stop = min(count, start + part)
+            self.low[start:stop], self.high[start:stop] = reach.bounds(self.hashes[start:stop])
 
 
 class Debtor(Protocol):
@@ -224,6 +247,7 @@ class Settlement:
         buffer: Slice,
         page_bytes: int,
         pages: Pages | None = None,
+        reach: Reach | None = None,
     ) -> None:
         self.side = side
         self.debtor = debtor
@@ -232,6 +256,7 @@ class Settlement:
         self._buffer = buffer
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
         self._reading = None if pages is None else Reading(pages)
+        self._reach = reach
         self._runs = [entry.run for entry in entries]
         self._addresses = np.array([run.hashes().ctypes.data for run in self._runs], np.int64)
         self._counts = np.array([run.rows for run in self._runs], np.int64)
@@ -316,16 +341,21 @@ class Settlement:
         hashes = self._buffer.hashes[: self._length]
         if not self._length or not self._entries:
             return
+        if self._reach is not None:
+            self._buffer.find_bounds(self._reach, self._length)
+        least, most = self._buffer.low[0], self._buffer.high[self._length - 1]
         self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])
         self._first = hashes[0]
         self._lows[:], self._highs[:] = 0, self._counts
         if not self._all.trusted:
-            regions = [run.region(int(hashes[0]), int(hashes[-1])) for run in self._runs]
+            regions = [run.region(int(least), int(most)) for run in self._runs]
             self._lows[:], self._highs[:] = np.array(regions, np.int64).T
-        bounds_in_runs(self._addresses, hashes[0], hashes[-1], self._lows, self._highs)
+        bounds_in_runs(self._addresses, least, most, self._lows, self._highs)
         self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
         if self._reading is not None:
             self._leaps[:] = True  # pages are counted by the look-ups that want them
+        if self._reach is not None:
+            return
         span = int(hashes[-1]) - int(hashes[0])
         self._shift = max(0, span.bit_length() - self._length.bit_length())
         self._buckets = self._buffer.starts[: (span >> self._shift) + 2]
@@ -336,7 +366,7 @@ class Settlement:
 
         They meet a run page by page where pages are counted; elsewhere a page that was read is near anyway.
         """
-        if self._reading is None:
+        if self._reading is None or self._reach is not None:
             return
         hashes = self._buffer.hashes[: self._length]
         starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: self._length])
@@ -357,8 +387,8 @@ class Settlement:
 
     def _rows_at_once(self) -> int:
         """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
-        hashes, run = self._buffer.hashes, self._entries[self._at].run
-        passed = run.nbytes * (int(hashes[self._length - 1]) - int(hashes[0])) >> 64
+        run = self._runs[self._at]
+        passed = run.nbytes * int(self._highs[self._at] - self._lows[self._at]) // run.rows
         return max(1, self._length * _MOST_RESIDENT // max(1, passed))
 
     def _scan(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
@@ -368,11 +398,17 @@ class Settlement:
         most = max(1, min(_ROWS_A_FUEL * fuel, _MOST_RESIDENT // self._row_bytes))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
-        pairs.count, passed = scan_runs(
-            self._buffer.hashes, self._buffer.marks, self._buckets, self._first, self._shift,
-            self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most,
-            pairs.probes[:room], pairs.rows[:room], before,
-        )  # fmt: skip
+        runs = self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most
+        out = pairs.probes[:room], pairs.rows[:room], before
+        if self._reach is None:
+            slice_ = self._buffer
+            pairs.count, passed = scan_runs(
+                slice_.hashes, slice_.marks, self._buckets, self._first, self._shift, *runs, *out
+            )
+        else:
+            low, high = self._buffer.low[: self._length], self._buffer.high[: self._length]
+            pairs.count, passed = slide_over_runs(low, high, self._buffer.marks, *runs, *out)
+            self._keep_close(pairs, before)
         self._at, self._next, self._link = cursor.tolist()
         found = pairs.count - before
         meter.comparisons += passed
@@ -382,9 +418,9 @@ class Settlement:
 
     def _leap(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """The slice is looked up in the run at hand; returns the fuel that took."""
-        run, hashes = self._runs[self._at], self._buffer.hashes[: self._length]
+        run = self._runs[self._at]
         if self._near < 0:
-            self._near = int(np.searchsorted(self._hashes_at_hand, hashes[self._next]))
+            self._near = int(np.searchsorted(self._hashes_at_hand, self._buffer.low[self._next]))
         start, near, before = self._next, self._near, pairs.count
         stop = min(self._length, start + fuel)
         crowd = self._crowds.get(start, 0)
@@ -418,7 +454,8 @@ class Settlement:
                 stop = min(stop, int(self._crowd_starts[crowd]))
         room = pairs.room
         pairs.count, self._next, self._link, self._near, visited = probe_sorted(
-            self._buffer.hashes[: self._length],
+            self._buffer.low[: self._length],
+            self._buffer.high[: self._length],
             self._next,
             stop,
             self._link,
@@ -452,12 +489,22 @@ class Settlement:
     def _take(self, pairs: PairBuffer, before: int, meter: Meter) -> None:
         """Of the pairs that were found, keep those that are owed; their rows are read."""
         pairs.filter(self._buffer.marks[pairs.probes[before : pairs.count]] > self._thresholds[self._at], before)
+        pairs.rows[before : pairs.count] += self._at << 32
+        self._keep_close(pairs, before)
         if self._reading is not None and pairs.count > before:
-            self._reading.read_rows(pairs.rows[before : pairs.count], meter)
+            self._reading.read_rows(pairs.rows[before : pairs.count] & 0xFFFFFFFF, meter)
             if isinstance(self.debtor, OwingRuns):
                 rows = self._buffer.rows[pairs.probes[before : pairs.count]]
                 self.debtor.count_rows(rows, self._reading.pages, meter)
-        pairs.rows[before : pairs.count] += self._at << 32
+
+    def _keep_close(self, pairs: PairBuffer, before: int) -> None:
+        """Of the pairs that were found within ranges, keep those that may truly match."""
+        if self._reach is None or pairs.count == before or not self._reach.decides:
+            return
+        found = np.empty(pairs.count - before, np.uint64)
+        hashes_in_runs(self._addresses, pairs.rows[before : pairs.count], found)
+        close = self._reach.close(self._buffer.hashes[pairs.probes[before : pairs.count]], found)
+        pairs.filter(close, before)
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""

@@ -83,7 +83,16 @@ class SortedRows:
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
         """Go on with a look-up up to hash `stop` or until the buffers are full."""
         found, probe.next, probe.link, self._near, visited = probe_sorted(
-            probe.hashes, probe.next, stop, probe.link, self._hashes, self._near, out_probe, out_row, found
+            probe.hashes,
+            probe.hashes,
+            probe.next,
+            stop,
+            probe.link,
+            self._hashes,
+            self._near,
+            out_probe,
+            out_row,
+            found,
         )
         return found, visited
 

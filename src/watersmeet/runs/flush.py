@@ -10,7 +10,8 @@ from watersmeet.core.arrays import Numbers, Uint64
 from watersmeet.runs.sorted_run import RunWriter, SortedRun
 from watersmeet.runs.spine import block_rows_for
 from watersmeet.spill.store import Store
-from watersmeet.tables.memtable import Memtable, Walk
+from watersmeet.tables.memtable import Memtable
+from watersmeet.tables.memtable_index import Walk
 
 
 def write_run(
@@ -27,7 +28,7 @@ def write_run(
     They are in the order of their own hashes, or of those that another memtable has of the same rows.
     """
     order = table if order is None else order
-    block_rows = block_rows_for(table.held, table.rows, block_bytes)
+    block_rows = block_rows_for(table.row_nbytes, table.rows, block_bytes)
     writer = RunWriter(store, name, table.types, table.rows, block_rows)
     try:
         for count in _sorted(order, hashes, numbers):

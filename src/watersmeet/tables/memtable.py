@@ -3,70 +3,54 @@
 ```
 batch of 8,192 rows      ──▶  blocks 3 .. 10, each described by addresses into the batch's own buffers
 batch of 40 rows         ──▶  copied to the end of the last block, until that is full
-index                         entries (hash, link) by row, heads by the top bits of the hash
+index                         by hash, or by ranges of sort keys (`tables.memtable_index`)
 ```
 
-Rows are numbered as they come, without gaps. The buckets of the index are in the order of hashes, so that going through
-them is going through the rows in sorted order: what a settlement or a run needs is read off the index.
+Rows are numbered as they come, without gaps. An index also tells the order of their keys: what a settlement or a run
+needs is read off it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
-from watersmeet.core.errors import BudgetError
-from watersmeet.kernels import hash_index, sorted_walk
 from watersmeet.kernels.addressed import OTHER, STRINGS, WORDS
 from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_block, with_values, words_of
 from watersmeet.records.arena import Arena, uses_huge_pages
-from watersmeet.tables.hash_table import Layout, Probe
+from watersmeet.tables.hash_table import Layout
+from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk
 
-ENTRY_BYTES = 24
-"""Of each row, beyond its columns and its bucket: hash, link, arrival tick."""
-_HASH_AND_LINK = 16
-_FIRST_BITS = 6
-_FEW = 8
-"""Where one row of so many buckets is wanted, going through the index takes longer than sorting."""
+_TICK_BYTES = 8
+"""Of each row, beyond its columns and its place in the index: when it arrived."""
 _MOST_ROWS = 2**31 - 2
 _RELEASED_FROM = 1 << 16
-"""Bytes of the index that are given back to the system when rows go, so that others can have them."""
-
-
-@dataclass(slots=True)
-class Walk:
-    """A place in the rows sorted by their hashes, of those numbered from `low` to `high`."""
-
-    low: int
-    high: int
-    sorting: bool = False
-    """Whether rows are taken in the order of their arrival, as many as the buffer holds, and sorted; else the index
-    tells their order, over all buffers."""
-    bits: int = 0
-    """Of the index that the cursor is a place in."""
-    cursor: Int64 = field(default_factory=lambda: np.zeros(sorted_walk.CURSOR, np.int64))
-
-    @property
-    def done(self) -> bool:
-        """Whether all rows have been passed."""
-        return bool(self.cursor[0] < 0)
+"""Bytes of ticks that are given back to the system when rows go, so that others can have them."""
 
 
 class Memtable(AddressedRows):
-    """Rows by number, found by their hashes, in the order of their arrival or of their hashes."""
+    """Rows by number, found by their sort keys, in the order of their arrival or of their keys.
+
+    With `by_range` rows are found by all keys from one to another, else by their own. Without `ticked`, somebody else
+    knows when they came.
+    """
 
     def __init__(
-        self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str, ticked: bool = True
+        self,
+        types: Sequence[pa.DataType],
+        budget: Budget,
+        layout: Layout,
+        name: str,
+        by_range: bool = False,
+        ticked: bool = True,
     ) -> None:
-        """Without `ticked`, somebody else knows when the rows came."""
         super().__init__(types)
         self._ticked = ticked
-        self._entry_bytes = ENTRY_BYTES if ticked else _HASH_AND_LINK
         self.layout = layout
         block_rows = layout.block_rows
         self._shift = block_rows.bit_length() - 1
@@ -74,22 +58,22 @@ class Memtable(AddressedRows):
         self._budget = budget
         self._claim = budget.reservation(f"rows of {name}")
         self._index_claim = budget.reservation(f"index of {name}")
+        kind: type[HashIndex] | type[RangeIndex] = RangeIndex if by_range else HashIndex
+        self._entry_bytes = kind.row_bytes + (_TICK_BYTES if ticked else 0)
         capacity = min(_MOST_ROWS, budget.total // self._entry_bytes + block_rows)
-        self._entries = Arena(np.int64, 2 * capacity, uses_huge_pages(budget))
+        self.index: MemtableIndex = kind(capacity, self._index_claim, uses_huge_pages(budget))
         self._ticks = Arena(np.int64, capacity, uses_huge_pages(budget))
         self._stride = 8 * WORDS * len(self.types)
         blocks = capacity // block_rows + 2
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
         self._sources = np.array([[0, self._words.array.ctypes.data, self._shift, self._stride, 0]], np.int64)
-        self.row_bytes = ENTRY_BYTES + 8
+        self.row_bytes = self._entry_bytes + 8
+        self.built: Sequence[int] | None = None
+        """How the index of rows that are brought back was built; None: as it would be of so many."""
         self._begin()
 
     def _begin(self) -> None:
         self.rows = 0
-        self._bits = _FIRST_BITS
-        self._heads = np.zeros(1 << self._bits, np.int32)
-        self._index_claim.clear()
-        self._index_claim.grow(self._heads.nbytes)
         self._reserved = 0
         self._nullable = [False] * len(self.types)
         self._kept: list[list[pa.Array]] = []
@@ -113,20 +97,24 @@ class Memtable(AddressedRows):
         return int(sum(piece.nbytes for piece in pieces)) // max(1, self.rows) + 1
 
     def hashes(self, rows: Int32) -> Int64:
-        """The hashes of some rows."""
-        hashes = np.empty(len(rows), np.int64)
-        hash_index.hashes_of(rows, self._entries.array, hashes)
-        return hashes
+        """The keys of some rows."""
+        return self.index.keys(rows)
 
     @property
     def hash_address(self) -> int:
         """Where the first row's hash lies; those of the others follow, each with its link behind it."""
-        return int(self._entries.array.ctypes.data)
+        assert isinstance(self.index, HashIndex)
+        return self.index.hash_address
 
     @property
     def held(self) -> int:
         """Bytes that would be free without these rows."""
         return self._claim.held + self._index_claim.held
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of the rows themselves, without what is known of them."""
+        return max(0, self._claim.held - self._reserved - self._entry_bytes * self.rows)
 
     # --- rows that come ---
 
@@ -165,11 +153,7 @@ class Memtable(AddressedRows):
         plain = [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
         self._place(plain, count)
         self.rows = first + count
-        if grow_index:
-            self._widen_index(first, self.rows)
-        numbers = np.arange(first, self.rows, dtype=np.int32)
-        hash_index.link_rows(hashes, self.buckets_of(hashes), numbers, self._entries.array, self._heads, 1)
-        return numbers
+        return self.index.append(first, hashes, grow_index)
 
     def _place(self, columns: list[pa.Array], count: int) -> None:
         """Describe the blocks that rows fall into; only rows that share a block with others are copied."""
@@ -214,90 +198,46 @@ class Memtable(AddressedRows):
             if validity:
                 self._nullable[number] = True
 
-    def buckets_of(self, hashes: Int64) -> Int32:
-        """In which bucket each hash is."""
-        buckets = np.empty(len(hashes), np.int32)
-        hash_index.partitions_of(hashes, self._bits, buckets)
-        return buckets
-
-    def _widen_index(self, linked: int, rows: int) -> None:
-        """Have as many buckets as rows, if there is room for them; without, chains are longer."""
-        bits = max(self._bits, (rows - 1).bit_length())
-        while bits > self._bits and not self._index_claim.try_grow((4 << bits) - self._heads.nbytes):
-            bits -= 1
-        if bits > self._bits:
-            self._bits = bits
-            self._heads = np.zeros(1 << bits, np.int32)
-            sorted_walk.relink(self._entries.array, linked, self._heads, bits)
-
     def fit_index(self) -> None:
-        """Rows were brought back: give them the index that they should have."""
-        self._widen_index(self.rows, self.rows)
+        """Rows were brought back: give them the index that they should have, or the one that they had."""
+        built, self.built = self.built, None
+        self.index.fit(self.rows, built)
 
     def have_bits(self, bits: int) -> None:
-        """Have at least as many buckets as a place in the index was noted with."""
-        self._widen_index(self.rows, 1 << bits)
-        if self._bits < bits:
-            raise BudgetError("the snapshot does not fit into the memory that it was taken with; allow a little more")
+        """Have an index at least as large as a place in it was noted with."""
+        self.index.have_bits(self.rows, bits)
 
     @property
     def bits(self) -> int:
-        """There are two to this power buckets."""
-        return self._bits
+        """How large the index is."""
+        return self.index.bits
 
     # --- look-ups, and rows in order ---
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Numbers, found: int) -> tuple[int, int]:
-        """Go on with a look-up, up to hash `stop` or until the buffers are full; returns pairs and entries visited."""
-        found, probe.next, probe.link, visited = hash_index.probe(
-            probe.hashes, probe.parts, probe.next, stop, probe.link, self._entries.array, self._heads, 1,
-            out_probe, out_row, found,
-        )  # fmt: skip
-        return found, visited
+    def buckets_of(self, hashes: Int64) -> Int32:
+        """In which bucket each hash is, where rows are found by hash."""
+        assert isinstance(self.index, HashIndex)
+        return self.index.buckets_of(hashes)
+
+    def probe(self, *args: Any) -> tuple[int, int]:
+        """Go on with a look-up; returns pairs in the buffers and entries visited."""
+        return self.index.probe(*args)
 
     def next_sorted(self, walk: Walk, hashes: Uint64, rows: Numbers) -> int:
-        """Fill arrays with the next rows in the order of their hashes; returns how many."""
-        if not walk.sorting:
-            self.bring_up(walk)
-            args = self._entries.array, self._heads, walk.low, walk.high, walk.cursor, hashes, rows
-            return int(sorted_walk.walk(*args))
-        start = int(walk.cursor[0])
-        count = max(0, min(len(rows), walk.high - start)) if start >= 0 else 0
-        found = self._entries.array[2 * start : 2 * (start + count) : 2].view(np.uint64)
-        order = np.argsort(found, kind="stable")
-        hashes[:count] = found[order]
-        rows[:count] = order
-        rows[:count] += start
-        walk.cursor[0] = start + count if start + count < walk.high else -1
-        return count
+        """Fill arrays with the next rows in the order of their keys; returns how many."""
+        return self.index.next_sorted(walk, hashes, rows)
 
     def walk(self, low: int, high: int) -> Walk:
-        """The rows from `low` up to `high` in the order of their hashes: few are sorted, many read off the index."""
-        walk = Walk(low, high, _FEW * (high - low) < len(self._heads), self._bits)
-        if low >= high:
-            walk.cursor[0] = -1
-        elif walk.sorting:
-            walk.cursor[0] = low
-        return walk
-
-    def bring_up(self, walk: Walk) -> None:
-        """The index may have more buckets than when a place in it was noted: the same place among those."""
-        assert walk.bits <= self._bits
-        if walk.cursor[0] >= 0 and not walk.sorting:
-            if walk.cursor[1]:
-                walk.cursor[0] = int(walk.cursor[2:3].view(np.uint64)[0]) >> (64 - self._bits)
-            else:
-                walk.cursor[0] <<= self._bits - walk.bits
-        walk.bits = self._bits
+        """The rows from `low` up to `high` in the order of their keys: few are sorted, many read off the index."""
+        return self.index.walk(low, high)
 
     # --- rows that go ---
 
     def clear(self) -> None:
         """Forget all rows."""
-        size = ENTRY_BYTES * self.rows
-        if size > _RELEASED_FROM:
-            self._entries.release(0, 2 * self.rows)
+        if self._ticks.itemsize * self.rows > _RELEASED_FROM:
             self._ticks.release(0, self.rows)
+        self.index.clear(self.rows)
         self._claim.clear()
         self._begin()
 
@@ -306,7 +246,7 @@ class Memtable(AddressedRows):
         filled = self.rows & (self._block_rows - 1)
         assert (self._tail is None) == (filled == 0), (self.rows, filled)
         assert self._tail is None or all(len(column) == filled for column in self._tail)
-        assert len(self._heads) == 1 << self._bits
+        self.index.check(self.rows)
 
     # --- snapshots ---
 

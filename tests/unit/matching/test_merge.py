@@ -49,7 +49,7 @@ def test_sorted_probe_finds_every_pair_once_however_it_is_cut(
     at, link, near = 0, -1, 0
     while at < len(hashes):
         stop = min(len(hashes), at + step)
-        found, at, link, near, _ = probe_sorted(hashes, at, stop, link, rows, near, probes, found_rows, 0)
+        found, at, link, near, _ = probe_sorted(hashes, hashes, at, stop, link, rows, near, probes, found_rows, 0)
         pairs += zip(probes[:found].tolist(), found_rows[:found].tolist(), strict=True)
     expected = [(i, j) for i, h in enumerate(hashes) for j, r in enumerate(rows) if h == r]
     assert pairs == expected

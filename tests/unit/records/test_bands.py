@@ -17,9 +17,9 @@ import watersmeet as wm
 from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.core.bands import parse_width
 from watersmeet.core.spec import Band, Equal, JoinSpec, Output, parse_on
-from watersmeet.matching.range_lookup import RangeCodec
 from watersmeet.planner import ALGORITHMS, build
 from watersmeet.records.bands import BandCodec
+from watersmeet.records.keys import KeyCodec
 from watersmeet.spill.store import MemoryStore
 
 HUGE = 10**24
@@ -195,7 +195,9 @@ def test_widths_in_words() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in ALGORITHMS.items() if kind.joins_ranges))
 def test_equal_hashes_beside_a_band_prove_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RangeCodec, "tags", lambda self, side, columns: np.zeros(len(columns[0]), np.int64))
+    hashed = KeyCodec._hashed
+    alike = staticmethod(lambda readers, columns: (np.zeros(len(columns[0]), np.int64), hashed(readers, columns)[1]))
+    monkeypatch.setattr(KeyCodec, "_hashed", alike)
     rng = np.random.default_rng(8)
     tables = [
         pa.table({"sym": rng.choice(["a", "b", "ab", ""], 300), "price": rng.integers(0, 50, 300)}) for _ in range(2)

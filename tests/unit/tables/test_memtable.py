@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.memory import Budget
 from watersmeet.tables.hash_table import Layout, Probe
 from watersmeet.tables.memtable import Memtable
@@ -30,10 +32,13 @@ EVERYTHING = tuple(range(len(COLUMNS)))
 class Filled:
     """A memtable, and beside it what was put in."""
 
-    def __init__(self, sizes: list[int], few_hashes: bool = False, memory: int = 1 << 24, slack: int = 3) -> None:
+    def __init__(
+        self, sizes: list[int], few_hashes: bool = False, memory: int = 1 << 24, slack: int = 3, by_range: bool = False
+    ) -> None:
         rng = np.random.default_rng(len(sizes))
         tables = [[make(rng, n + slack) for make in COLUMNS.values()] for n in sizes]
-        self.table = Memtable([array.type for array in tables[0]], Budget(memory), Layout(0, BLOCK, 256), "left")
+        types = [array.type for array in tables[0]]
+        self.table = Memtable(types, Budget(memory), Layout(0, BLOCK, 256), "left", by_range)
         self.columns = [pa.concat_arrays([table[i].slice(slack) for table in tables]) for i in range(len(COLUMNS))]
         self.hashes = rng.integers(-(2**63), 2**63 - 1, sum(sizes))
         if few_hashes:
@@ -71,9 +76,9 @@ def test_whatever_the_batches_rows_come_back_as_they_were(sizes: list[int]) -> N
         assert found.equals(expected.take(pa.array(rows)))
 
 
-@given(SIZES, st.sampled_from([3, 20, 500]), st.booleans())
-def test_the_index_tells_the_order_of_hashes(sizes: list[int], room: int, few_hashes: bool) -> None:
-    filled = Filled(sizes, few_hashes)
+@given(SIZES, st.sampled_from([3, 20, 500]), st.booleans(), st.booleans())
+def test_the_index_tells_the_order_of_keys(sizes: list[int], room: int, few_hashes: bool, by_range: bool) -> None:
+    filled = Filled(sizes, few_hashes, by_range=by_range)
     pieces = filled.sorted_rows(room)
     hashes, rows = (np.concatenate([piece[i] for piece in pieces]) for i in (0, 1))
     assert (hashes == np.sort(filled.hashes.view(np.uint64))).all()
@@ -81,17 +86,21 @@ def test_the_index_tells_the_order_of_hashes(sizes: list[int], room: int, few_ha
     assert sorted(rows) == list(range(filled.table.rows))
 
 
-@given(SIZES, st.integers(0, 50), st.booleans())
-def test_only_rows_that_are_asked_for_are_walked_through(sizes: list[int], low: int, sorting: bool) -> None:
-    filled = Filled(sizes, few_hashes=True)
+@given(SIZES, st.integers(0, 50), st.booleans(), st.booleans())
+def test_only_rows_that_are_asked_for_are_walked_through(
+    sizes: list[int], low: int, sorting: bool, by_range: bool
+) -> None:
+    filled = Filled(sizes, few_hashes=True, by_range=by_range)
     high = max(low, filled.table.rows - 5)
     pieces = filled.sorted_rows(7, low, high, sorting) if low < high else []
     assert sorted(row for _, rows in pieces for row in rows) == list(range(low, high))
     assert all((np.diff(hashes.astype(object)) >= 0).all() for hashes, _ in pieces)
 
 
-def test_a_place_in_the_order_outlives_a_larger_index() -> None:
-    filled = Filled([40])
+@pytest.mark.parametrize("by_range", [False, True])
+@pytest.mark.parametrize("few_hashes", [False, True])
+def test_a_place_in_the_order_outlives_a_larger_index(by_range: bool, few_hashes: bool) -> None:
+    filled = Filled([40], few_hashes, by_range=by_range)
     table, hashes, rows = filled.table, np.empty(7, np.uint64), np.empty(7, np.int64)
     walk = table.walk(0, 40)
     walk.sorting = False
@@ -101,10 +110,11 @@ def test_a_place_in_the_order_outlives_a_larger_index() -> None:
     assert table.reserve(np.zeros(more, np.int32), columns)
     numbers = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, more)
     table.append(numbers, np.zeros(more, np.int32), columns, np.arange(more))
-    assert table.bits > before
+    assert by_range or table.bits > before
     while not walk.done:
         found += [int(row) for row in rows[: table.next_sorted(walk, hashes, rows)]]
-    assert found == [int(row) for _, piece in Filled([40]).sorted_rows(500) for row in piece]
+    alone = Filled([40], few_hashes, by_range=by_range)
+    assert found == [int(row) for _, piece in alone.sorted_rows(500) for row in piece]
 
 
 @given(SIZES)
@@ -120,8 +130,39 @@ def test_look_ups_find_all_rows_of_a_hash(sizes: list[int]) -> None:
     assert found == {(i, int(row)) for i, h in enumerate(wanted) for row in np.flatnonzero(filled.hashes == h)}
 
 
-def test_memory_is_claimed_before_rows_come_and_given_back_when_they_go() -> None:
-    filled = Filled([100, 3, 50])
+@given(SIZES, st.booleans())
+def test_look_ups_find_all_rows_within_a_range(sizes: list[int], few_hashes: bool) -> None:
+    filled = Filled(sizes, few_hashes, by_range=True)
+    words = filled.hashes ^ np.int64(-(1 << 63))  # keys are unsigned, what is looked up by range is signed
+    wanted = np.random.default_rng(5).choice(words, 6)
+    low, high = wanted - np.int64(1 << 62) // 4, wanted + np.int64(1 << 62) // 4
+    low, high = np.where(low > wanted, wanted, low), np.where(high < wanted, wanted, high)
+    probe = RangeProbe(wanted, low, high)
+    found: set[tuple[int, int]] = set()
+    out = np.empty(5, np.int32), np.empty(5, np.int64)
+    while not probe.done:
+        count, _ = filled.table.probe(probe, 100, *out)
+        found |= set(zip(out[0][:count].tolist(), out[1][:count].tolist(), strict=True))
+    inside = [np.flatnonzero((low[i] <= words) & (words <= high[i])) for i in range(len(wanted))]
+    assert found == {(i, int(row)) for i, rows in enumerate(inside) for row in rows}
+
+
+def test_an_index_of_ranges_is_built_anew_as_it_was() -> None:
+    filled = Filled([64, 3, 20, 7, 1], by_range=True)
+    index = filled.table.index
+    built = index.built
+    assert len(built) > 1
+    filled.table.fit_index()
+    assert index.built == [95]
+    filled.table.built = built
+    filled.table.fit_index()
+    assert index.built == built
+    filled.table.check()
+
+
+@pytest.mark.parametrize("by_range", [False, True])
+def test_memory_is_claimed_before_rows_come_and_given_back_when_they_go(by_range: bool) -> None:
+    filled = Filled([100, 3, 50], by_range=by_range)
     table, budget = filled.table, filled.table._budget
     held = budget.used
     assert held >= sum(column.nbytes for column in filled.columns)

@@ -1,0 +1,71 @@
+"""Ranges that ascend meet sorted keys: every pair once, however the work is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watersmeet.kernels.merge import bounds_in_runs, hashes_in_runs, probe_sorted, slide_over_runs
+
+KEYS = st.lists(st.integers(0, 30), max_size=25)
+WIDTHS = st.tuples(st.integers(0, 4), st.integers(0, 4))
+
+
+def words(values: list[int]) -> Any:
+    return np.array(values, np.uint64)
+
+
+def ends(keys: list[int], widths: tuple[int, int]) -> tuple[Any, Any]:
+    return words([max(0, key - widths[0]) for key in sorted(keys)]), words([key + widths[1] for key in sorted(keys)])
+
+
+@given(KEYS, WIDTHS, KEYS, st.integers(1, 7), st.integers(1, 4))
+def test_ranges_are_looked_up_in_keys(
+    keys: list[int], widths: tuple[int, int], others: list[int], capacity: int, step: int
+) -> None:
+    low, high = ends(keys, widths)
+    rows = words(sorted(others))
+    probes, found_rows = np.empty(capacity, np.int32), np.empty(capacity, np.int64)
+    pairs: list[tuple[int, int]] = []
+    at, link, near = 0, -1, 0
+    while at < len(low):
+        stop = min(len(low), at + step)
+        found, at, link, near, _ = probe_sorted(low, high, at, stop, link, rows, near, probes, found_rows, 0)
+        pairs += zip(probes[:found].tolist(), found_rows[:found].tolist(), strict=True)
+    assert pairs == [(i, j) for i in range(len(low)) for j in range(len(rows)) if low[i] <= rows[j] <= high[i]]
+
+
+@given(KEYS, WIDTHS, st.lists(KEYS, min_size=1, max_size=4), st.integers(1, 7), st.integers(1, 9), st.data())
+def test_ranges_slide_over_runs(
+    keys: list[int], widths: tuple[int, int], runs: list[list[int]], capacity: int, most: int, data: st.DataObject
+) -> None:
+    low, high = ends(keys, widths)
+    marks = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(keys), max_size=len(keys))), np.int64)
+    thresholds = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=len(runs), max_size=len(runs))), np.int64)
+    sorted_runs = [words(sorted(run)) for run in runs]
+    addresses = np.array([run.ctypes.data for run in sorted_runs], np.int64)
+    lows, highs = np.zeros(len(runs), np.int64), np.array([len(run) for run in runs], np.int64)
+    if keys:
+        bounds_in_runs(addresses, low[0], high[-1], lows, highs)
+    probes, found_rows = np.empty(capacity, np.int32), np.empty(capacity, np.int64)
+    cursor = np.array([0, 0, -1], np.int64)
+    pairs: list[tuple[int, int]] = []
+    while cursor[0] < len(runs):
+        found, _ = slide_over_runs(
+            low, high, marks, addresses, lows, highs, thresholds, cursor, len(runs), most, probes, found_rows, 0
+        )
+        pairs += zip(probes[:found].tolist(), found_rows[:found].tolist(), strict=True)
+    assert pairs == [
+        (i, (r << 32) + j)
+        for r, run in enumerate(sorted_runs)
+        for j, key in enumerate(run)
+        for i in range(len(low))
+        if low[i] <= key <= high[i] and marks[i] > thresholds[r]
+    ]
+    numbers = np.array([row for _, row in pairs], np.int64)
+    hashes = np.empty(len(numbers), np.uint64)
+    hashes_in_runs(addresses, numbers, hashes)
+    assert hashes.tolist() == [int(sorted_runs[row >> 32][row & 0xFFFFFFFF]) for row in numbers.tolist()]
