@@ -21,7 +21,7 @@ import pytest
 
 import watersmeet as wm
 from live.runs import history, progress
-from waiting import until
+from waiting import ended, until
 from watersmeet.core.errors import SpecError
 from watersmeet.drivers.history import History
 from watersmeet.live import app
@@ -225,6 +225,40 @@ class TestItsEnd:
         assert pages_alive() != before
         del forgotten
         until(lambda: pages_alive() == before, "the page of a join that nobody has is still served")
+
+    def test_a_page_that_nobody_has_is_closed(self) -> None:
+        before = pages_alive()
+        page = wm.Page()
+        page.add("a run", history(3))
+        assert len(pages_alive()) == len(before) + 1
+        del page
+        until(lambda: pages_alive() == before, "the page is still served")
+
+    def test_at_exit_browsers_hear_the_end_and_nobody_complains(self) -> None:
+        code = (
+            "import sys, pyarrow as pa, watersmeet as wm\n"
+            "page = wm.Page(token='t'); table = pa.table({'id': [1]})\n"
+            "result = wm.join(table, table, on='id', page=page); next(iter(result))\n"
+            "print(page.port, flush=True); sys.stdin.readline()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stdin is not None
+        port = int(process.stdout.readline())
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            connection.request("GET", "/events?token=t")
+            answer = connection.getresponse()
+            answer.readline()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            heard = answer.read().decode()
+        _, complaints = ended(process, "its input has ended")
+        assert heard.endswith("event: end\ndata: null\n\n") and complaints == "" and process.returncode == 0
 
     @pytest.mark.parametrize("verb", ["multijoin", "window_join", "lookup_join", "shared_lookup_join"])
     def test_every_verb_has_a_page(self, verb: str) -> None:

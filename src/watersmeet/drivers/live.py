@@ -16,22 +16,21 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
 from watersmeet.core.promises import Punctuation
-from watersmeet.core.protocol import Arrive, End, JoinOperator, Punctuate, Stall, Status
-from watersmeet.core.report import Report
+from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
 from watersmeet.drivers.history import History
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
+from watersmeet.drivers.parts import LiveOperator as LiveOperator
+from watersmeet.drivers.parts import Parts
 from watersmeet.drivers.progress import Progress
 
 if TYPE_CHECKING:
-    from watersmeet.memory import Budget
-    from watersmeet.spill.store import Store
+    pass
 
 WAIT = 0.025
 """Seconds of silence on every open input that make a stall."""
@@ -45,27 +44,6 @@ MOST_QUEUE_BYTES = 64 << 20
 """Deeper queues smooth nothing more; the operator makes better use of the memory."""
 FINEST = 0.02
 """Seconds between two samples of a run's history at its beginning; they grow with its length up to `every`."""
-PATIENCE = 0.5
-"""Seconds to wait at the end for readers; one that is stuck in a source's code is left behind as a daemon."""
-
-
-class LiveOperator(JoinOperator, Protocol):
-    """An operator whose memory and disk can be seen and let go."""
-
-    @property
-    def budget(self) -> Budget:
-        """What it may hold, and what it holds."""
-        ...
-
-    @property
-    def store(self) -> Store:
-        """Where it spills."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything in memory."""
-        ...
-
 
 Build: TypeAlias = "Callable[[list[pa.Schema], int], LiveOperator]"
 Observe: TypeAlias = "Callable[[Progress], None]"
@@ -114,7 +92,7 @@ class LiveRun:
         self._bell = Bell()
         room = queue_bytes(memory) // len(sources)
         self._inboxes = [Inbox(source, self._bell, room) for source in sources]
-        self._parts = _Parts(self._bell, self._inboxes)
+        self._parts = Parts(self._bell, self._inboxes)
         self._names = tuple(source.name for source in sources)
         self._rows_in = [0] * len(sources)
         self._handed: list[tuple[Inbox, int, int]] = []
@@ -415,69 +393,3 @@ class LiveRun:
         )
         wrapped.__cause__ = error
         return wrapped
-
-
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """What the parts of a run say about themselves."""
-
-    queued: int = 0
-    memory: int = 0
-    peak: int = 0
-    spilled: int = 0
-    on_disk: int = 0
-    algorithm: str | None = None
-    reason: str | None = None
-    events: tuple[tuple[str, int], ...] = ()
-    report: Report = Report()  # noqa: RUF009 - it cannot change
-
-
-class _Parts:
-    """All that must be let go at the end, without a way back to the run: so the run can be collected as garbage."""
-
-    def __init__(self, bell: Bell, inboxes: Sequence[Inbox]) -> None:
-        self.bell = bell
-        self.inboxes = inboxes
-        self.operator: LiveOperator | None = None
-        self.closed = False
-        self._last = _Figures()
-
-    def figures(self) -> _Figures:
-        """As of now, or of the end."""
-        operator = self.operator
-        if self.closed:
-            return self._last
-        queued = sum(inbox.held for inbox in self.inboxes)
-        if operator is None:
-            return _Figures(queued)
-        return _Figures(
-            queued=queued,
-            memory=operator.budget.used,
-            peak=operator.budget.peak,
-            spilled=operator.store.bytes_written,
-            on_disk=operator.store.bytes_held,
-            algorithm=operator.name,
-            reason=operator.reason,
-            # Of operators that count what they do; taken at once, as the operator may be at work.
-            events=tuple(dict(getattr(operator, "events", ())).items()),
-            report=operator.report(),
-        )
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self._last = replace(self.figures(), queued=0, memory=0, on_disk=0)
-        self.closed = True
-        self.bell.stopped = True
-        self.bell.ring()
-        give_up = time.monotonic() + PATIENCE
-        try:
-            for inbox in self.inboxes:
-                inbox.stop(max(0.0, give_up - time.monotonic()))
-        finally:
-            operator, self.operator = self.operator, None
-            if operator is not None:
-                try:
-                    operator.close()
-                finally:
-                    operator.store.close()

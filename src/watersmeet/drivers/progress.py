@@ -41,8 +41,6 @@ class Progress:
     """Bytes on disk now."""
     phase: str = "not started"
     """What the run is at: waiting for schemas, arriving, reactive, clean-up, done, closed."""
-    silent: bool = False
-    """Whether no row of any input has come for a while."""
     algorithm: str | None = None
     """The join that runs; None before it is chosen."""
     reason: str | None = None
@@ -71,6 +69,8 @@ class Progress:
     """Of a join of several inputs: in which order rows are looked up, and how often they match."""
     batch: BatchFigures | None = None
     """Of a join on Spark: its last micro-batch."""
+    silent: bool = False
+    """Whether no row of any input has come for a while."""
     events: tuple[tuple[str, int], ...] = ()
     """What the join has done how often so far, in its own words: flushed, settled, merged."""
 

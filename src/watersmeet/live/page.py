@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -41,20 +42,22 @@ class Page:
         self.board = Board()
         """The joins that are shown."""
         self._socket = _bound(self._host, port)
+        self._port: int = self._socket.getsockname()[1]
         self._closing = threading.Event()
         built = app.build(self.board, self.token, self.hosts, self._closing)
         config = uvicorn.Config(
             built, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none"
         )
-        self._server = uvicorn.Server(config)
-        self._owner = os.getpid()
-        self._thread = threading.Thread(target=self._serve, name="watersmeet-page", daemon=True)
+        server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=_serve, args=(server, self._socket), name="watersmeet-page", daemon=True)
+        # The thread does not know the page: one that nobody has any more is closed, at the latest at exit.
+        self._finalizer = weakref.finalize(self, _stop, server, self._thread, self._socket, self._closing, os.getpid())
         self._thread.start()
 
     @property
     def port(self) -> int:
         """Where it listens."""
-        return int(self._socket_name[1])
+        return self._port
 
     @property
     def address(self) -> str:
@@ -70,7 +73,6 @@ class Page:
     @property
     def hosts(self) -> frozenset[str] | None:
         """By which names it may be asked for; None: by any, where it is not on the loopback interface alone."""
-        self._socket_name = self._socket.getsockname()
         if not is_loopback(self._host):
             return None
         return frozenset(f"{name}:{self.port}" for name in (LOOPBACK, "localhost", "[::1]"))
@@ -86,18 +88,7 @@ class Page:
 
     def close(self) -> None:
         """Tell browsers what they do not know yet, stop listening, end the thread; harmless when it has ended."""
-        if self._owner != os.getpid():  # in a process that was forked off there is no such thread
-            return
-        self._closing.set()
-        self._server.should_exit = True
-        if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
-        self._socket.close()
-
-    def _serve(self) -> None:
-        import asyncio
-
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +100,22 @@ class Page:
 
     def __repr__(self) -> str:
         return f"<Page: {self.address}>"
+
+
+def _serve(server: Any, bound: socket.socket) -> None:
+    import asyncio
+
+    asyncio.run(server.serve(sockets=[bound]))
+
+
+def _stop(server: Any, thread: threading.Thread, bound: socket.socket, closing: threading.Event, owner: int) -> None:
+    if owner != os.getpid():  # in a process that was forked off there is no such thread
+        return
+    closing.set()
+    server.should_exit = True
+    if thread is not threading.current_thread():
+        thread.join(PATIENCE)
+    bound.close()
 
 
 def parse_address(address: int | str | None) -> tuple[str, int]:

@@ -1,0 +1,103 @@
+"""What a live run is made of, and must let go of in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from watersmeet.core.protocol import JoinOperator
+from watersmeet.core.report import Report
+from watersmeet.drivers.inbox import Bell, Inbox
+
+if TYPE_CHECKING:
+    from watersmeet.memory import Budget
+    from watersmeet.spill.store import Store
+
+PATIENCE = 0.5
+"""Seconds to wait at the end for readers; one that is stuck in a source's code is left behind as a daemon."""
+
+
+class LiveOperator(JoinOperator, Protocol):
+    """An operator whose memory and disk can be seen and let go."""
+
+    @property
+    def budget(self) -> Budget:
+        """What it may hold, and what it holds."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """Where it spills."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything in memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the parts of a run say about themselves."""
+
+    queued: int = 0
+    memory: int = 0
+    peak: int = 0
+    spilled: int = 0
+    on_disk: int = 0
+    algorithm: str | None = None
+    reason: str | None = None
+    events: tuple[tuple[str, int], ...] = ()
+    report: Report = Report()  # noqa: RUF009 - it cannot change
+
+
+class Parts:
+    """All that must be let go at the end, without a way back to the run: so the run can be collected as garbage."""
+
+    def __init__(self, bell: Bell, inboxes: Sequence[Inbox]) -> None:
+        self.bell = bell
+        self.inboxes = inboxes
+        self.operator: LiveOperator | None = None
+        self.closed = False
+        self._last = Figures()
+
+    def figures(self) -> Figures:
+        """As of now, or of the end."""
+        operator = self.operator
+        if self.closed:
+            return self._last
+        queued = sum(inbox.held for inbox in self.inboxes)
+        if operator is None:
+            return Figures(queued)
+        return Figures(
+            queued=queued,
+            memory=operator.budget.used,
+            peak=operator.budget.peak,
+            spilled=operator.store.bytes_written,
+            on_disk=operator.store.bytes_held,
+            algorithm=operator.name,
+            reason=operator.reason,
+            # Of operators that count what they do; taken at once, as the operator may be at work.
+            events=tuple(dict(getattr(operator, "events", ())).items()),
+            report=operator.report(),
+        )
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self._last = replace(self.figures(), queued=0, memory=0, on_disk=0)
+        self.closed = True
+        self.bell.stopped = True
+        self.bell.ring()
+        give_up = time.monotonic() + PATIENCE
+        try:
+            for inbox in self.inboxes:
+                inbox.stop(max(0.0, give_up - time.monotonic()))
+        finally:
+            operator, self.operator = self.operator, None
+            if operator is not None:
+                try:
+                    operator.close()
+                finally:
+                    operator.store.close()
