@@ -30,7 +30,7 @@ ON = ["--on", "orders.id = items.order_id", "--on", "items.part = parts.part"]
 ADS = ["views.parquet", "clicks.parquet", "sales.parquet", "--on", "views.ad = clicks.ad", "--on", "clicks.ad=sales.ad"]
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "mjoin", "tree", "miner"])
+@pytest.mark.parametrize("algorithm", ["auto", "confluence", "mjoin", "tree", "miner"])
 def test_several_files_are_joined_into_one(files: Path, algorithm: str) -> None:
     words = ["multijoin", *ORDERS, *ON, "--memory", "8MiB", "--algorithm", algorithm]
     assert run([*words, "--quiet", "-o", "out.parquet"]) == 0

@@ -17,7 +17,7 @@ from watersmeet.matching.many_rows import Mixed, SettlingRows
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.run_set import RunSet
 
-CASES = 60
+CASES = 40
 TIGHT = {"floor": 0, "fan_in": 2}
 """Buffers that are within the budget, small as it is here, and runs that are merged soon."""
 TINY = {**TIGHT, "grain": Grain(pairs=3)}

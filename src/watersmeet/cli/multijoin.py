@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--memory", default="64MiB", metavar="SIZE", help="memory to work in (default %(default)s)")
     parser.add_argument(
-        "--algorithm", default="auto", metavar="NAME", help="mjoin, tree or miner (default %(default)s)"
+        "--algorithm", default="auto", metavar="NAME", help="confluence, mjoin, tree or miner (default %(default)s)"
     )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")

@@ -105,6 +105,46 @@ class ProbingOrder:
         self._found = [list(each) for each in state["found"]]
 
 
+class SteadyOrder(ProbingOrder):
+    """Thinks again only when a good part more has been looked up than when it last did, for all inputs alike.
+
+    >>> import pyarrow as pa
+    >>> schema = pa.schema({"a": pa.int64()})
+    >>> spec = MultiSpec.of({name: schema for name in "rst"}, ["r.a = s.a", "r.a = t.a"])
+    >>> order = SteadyOrder(spec)
+    >>> order.count(0, 1, looked_up=1000, found=2000); [step.input for step in order.of(0)]
+    [2, 1]
+    >>> order.count(1, 1, looked_up=100, found=9000); [step.input for step in order.of(0)]
+    [2, 1]
+    >>> order.count(1, 1, looked_up=900, found=9000); [step.input for step in order.of(0)]
+    [1, 2]
+    """
+
+    def __init__(self, spec: MultiSpec) -> None:
+        super().__init__(spec)
+        self._known: dict[int, list[Step]] = {}
+        self._seen = self._due = 0
+
+    def count(self, edge: int, side: int, looked_up: int, found: int) -> None:
+        """So many rows were looked up at one end of an edge, and so many matches found there."""
+        super().count(edge, side, looked_up, found)
+        self._seen += looked_up
+        if self._seen >= self._due:
+            self._known = {}
+            self._due = self._seen + self._seen // 4
+
+    def of(self, driver: int) -> list[Step]:
+        """The look-ups for rows of one input, in their order."""
+        if driver not in self._known:
+            self._known[driver] = super().of(driver)
+        return self._known[driver]
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a snapshot's counts."""
+        super().load(state)
+        self._known = {}
+
+
 class SelectivityOrder(ProbingOrder):
     """Orders look-ups by the share of all pairs of rows in memory that match: the selectivity factor of an edge.
 

@@ -235,14 +235,14 @@ def test_multijoin_equals_joins_in_sequence_in_memory_and_on_disk() -> None:
         result = wm.multijoin(small, on=["r.a = s.a", "s.b = t.b"], memory=memory)
         assert result.table().select(names).sort_by(order).equals(wanted)
         assert (result.progress.spilled > 0) == (memory == "400 KiB")
-        assert result.progress.algorithm == "mjoin"
+        assert result.progress.algorithm == "confluence"
         assert result.progress.peak <= result.progress.budget
 
 
 def test_multijoin_refuses_what_it_cannot_do_before_a_row_is_read() -> None:
     with pytest.raises(BudgetError, match="memory of 20 KiB is too small"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], memory="20 KiB")
-    with pytest.raises(SpecError, match="algorithm 'xjoin' is not known; choose auto, or one of miner, mjoin, tree"):
+    with pytest.raises(SpecError, match="'xjoin' is not known; choose auto, or one of confluence, miner, mjoin, tree"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], algorithm="xjoin")
     with pytest.raises(SpecError, match="has no option 'speed'"):
         wm.multijoin(tables(), on=["r.a = s.a", "s.b = t.b"], speed=3)

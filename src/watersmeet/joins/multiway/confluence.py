@@ -23,6 +23,7 @@ from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTa
 from watersmeet.matching.many_rows import ManyRows
 from watersmeet.matching.settlement import Slice
 from watersmeet.memory import format_bytes
+from watersmeet.policies.probing import SteadyOrder
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
@@ -128,7 +129,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
                 f"least {format_bytes(least)}"
             )
         self._floor = floor
-        super().__init__(spec, memory, store, grain=grain)
+        super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
         self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
         share = memory // _BUFFER_SHARE
