@@ -240,6 +240,8 @@ class Confluence(ProgressiveJoin):
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
+        self._idle_share = self._policy.idle_hashes_per_row
+        """Hashes that a row may go through in idle time."""
         self._idle = False
         """Whether this poll found nothing to do."""
         self._came: tuple[Marks, Marks] = (Marks(), Marks())
@@ -406,11 +408,11 @@ class Confluence(ProgressiveJoin):
 
     def _idling_pays(self) -> bool:
         """Whether rows that owe are enough to settle while there is nothing else to do."""
-        if not self.tables or self._done:
-            return False
-        return any(
-            self._policy.is_worth_idle_time(self.debts.owing(side), self.debts.hashes_owed(side)) for side in (0, 1)
-        )
+        return bool(self.tables) and not self._done and any(map(self._pays_in_idle_time, (0, 1)))
+
+    def _pays_in_idle_time(self, side: int) -> bool:
+        owing = self.debts.owing(side)
+        return owing > 0 and owing * self._idle_share >= self.debts.hashes_owed(side)
 
     def _urgent_task(self) -> Task | None:
         for side in (0, 1):
@@ -530,6 +532,7 @@ class Confluence(ProgressiveJoin):
             assert isinstance(debtor, OwingRows)
             self.debts.settled[side] = debtor.high
             self._came[side].forget(debtor.high)
+        self._idle_share = self._policy.idle_share(self._idle_share, self._pays_in_idle_time(side))
 
     def _note_lateness(self, came: Marks, settlement: Settlement) -> None:
         """How long the pairs of a slice have waited: of a few rows, which stand for all, and of the oldest."""
@@ -673,6 +676,7 @@ class Confluence(ProgressiveJoin):
             **self.debts.to_state(),
             "settled_at": list(self._settled_at),
             "settling": settling,
+            "idle_share": self._idle_share,
             "full": self._full,
             "written": self._written,
             "built": [table.index.built for table in self.tables],
@@ -685,6 +689,7 @@ class Confluence(ProgressiveJoin):
     def _load_own(self, state: dict[str, Any]) -> None:
         self.debts.load(state, self.store)
         self._settled_at = list(state["settled_at"])
+        self._idle_share = state["idle_share"]
         self._full, self._written = state["full"], state["written"]
         for table, built in zip(self.tables, state["built"], strict=True):
             table.built = built

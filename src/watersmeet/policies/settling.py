@@ -25,7 +25,7 @@ class Settling:
     hashes_per_row: int = 8
     """Of the other input's runs, to be gone through for each row which settles: about as much work as taking it in."""
     idle_hashes_per_row: int = 128
-    """The same where there is nothing else to do."""
+    """The same where there is nothing else to do, at first: see `idle_share`."""
     least_rows: int = 4096
     """Fewer are not worth the beginning."""
     passes_saved: int = 8
@@ -38,9 +38,18 @@ class Settling:
         """Whether so many rows that owe make up for going through so many hashes."""
         return owing >= max(self.least_rows, hashes // self.hashes_per_row)
 
-    def is_worth_idle_time(self, owing: int, hashes: int) -> bool:
-        """Whether so many rows that owe may go through so many hashes as long as nothing else is to be done."""
-        return owing > 0 and owing * self.idle_hashes_per_row >= hashes
+    def idle_share(self, share: int, is_behind: bool) -> int:
+        """How many hashes a row may go through next where there is nothing else to do.
+
+        A settlement that ends when the next is due already was too small: the disk is never idle, and does more for
+        its time if more rows settle at once. If there is a pause between two, fewer rows need to wait for each other.
+
+        >>> Settling().idle_share(128, is_behind=True), Settling().idle_share(64, is_behind=False)
+        (64, 128)
+        """
+        if is_behind:
+            return max(self.hashes_per_row, share // 2)
+        return min(max(self.hashes_per_row, self.idle_hashes_per_row), 2 * share)
 
     def can_wait(self, owing: int, hashes: int) -> bool:
         """Whether a memory-full of rows had better be written, and settle together with others later.
