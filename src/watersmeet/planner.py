@@ -30,6 +30,7 @@ from watersmeet.joins.progressive.rpj import RPJ
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.joins.window.ah_ewj import AHEWJ
+from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.joins.window.ewj import EWJ
 from watersmeet.joins.window.rpwj import RPWJ
 from watersmeet.joins.window.symmetric_window import SymmetricWindow
@@ -195,22 +196,20 @@ def _lookup_kind(algorithm: str) -> type[LookupJoin]:
     return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
 
 
-WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in (AHEWJ, EWJ, RPWJ, SymmetricWindow)}
+_WINDOW_JOINS: tuple[type[WindowJoin], ...] = (AHEWJ, EWJ, RPWJ, SymmetricWindow, WindowConfluence)
+WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in _WINDOW_JOINS}
 """Every window join by its name; being listed here puts it through the conformance suite for windows."""
 
 
 def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") -> tuple[type[WindowJoin], str]:
     """The class of the operator for a window join, and why it is that one.
 
-    `auto` is `ah_ewj`, which spills when the windows do not fit. Where it is known that they fit (windows of so many
-    rows, each of one width) it is `symmetric_window`, which keeps no books for a disk.
+    `auto` is `confluence`, our own: it joins in memory as long as the windows fit, and what does not fit is met again
+    while rows still arrive.
     """
     reason = "asked for by name"
     if algorithm == "auto":
-        if SymmetricWindow.surely_fits(spec, memory):
-            algorithm, reason = "symmetric_window", "both windows fit into memory, however many rows come"
-        else:
-            algorithm, reason = "ah_ewj", "it joins in memory as long as the windows fit, and spills when they do not"
+        algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
     if algorithm not in WINDOW_ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(WINDOW_ALGORITHMS))}")
     return WINDOW_ALGORITHMS[algorithm], reason

@@ -137,7 +137,7 @@ class Parallel:
         return self.spec.input(side).field(column).type
 
 
-@pytest.mark.parametrize("name", ["ah_ewj", "symmetric_window"])
+@pytest.mark.parametrize("name", ["ah_ewj", "confluence", "symmetric_window"])
 def test_whatever_moves_splits_or_dies_every_pair_comes_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ class Pipeline:
             yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-@pytest.mark.parametrize("name", ["ah_ewj", "ewj", "symmetric_window"])
+@pytest.mark.parametrize("name", ["ah_ewj", "confluence", "ewj", "symmetric_window"])
 def test_killed_repeated_and_restarted_batches_give_every_pair_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,10 +287,10 @@ def test_what_an_algorithm_is_told_counts_after_a_restart(tmp_path: Path, monkey
     Pipeline(tmp_path / "state", _spec(), 1 << 20, options=options).batch(0, tables)
     with pytest.raises(SnapshotError, match="belongs to another join"):
         Pipeline(tmp_path / "state", _spec(), 1 << 20).batch(1, tables)
-    told = WindowFactory.of(_spec(), 1 << 20, "auto", dict(options))
+    told = WindowFactory.of(_spec(), 1 << 20, "ah_ewj", dict(options))
     assert told.build(1 << 20, MemoryStore()).sizing.layout.bucket_rows == 40
     with pytest.raises(SpecError, match=r"algorithm ah_ewj has no option 'grains'; it takes grain, shares"):
-        WindowFactory.of(_spec(), 1 << 20, "auto", {"grains": 1})
+        WindowFactory.of(_spec(), 1 << 20, "ah_ewj", {"grains": 1})
 
 
 def test_a_damaged_segment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,9 @@ def test_what_spark_cannot_do_is_refused(tmp_path: Path) -> None:
     counted = WindowJoinSpec(SCHEMA, SCHEMA, parse_on("id"), window=parse_windows(rows(5)))
     with pytest.raises(SpecError, match="a window of rows counts all rows"):
         WindowFactory.of(counted, 1 << 20, "auto")
-    with pytest.raises(SpecError, match=r"algorithm='rpwj' does not find .* take ah_ewj, ewj, symmetric_window"):
+    with pytest.raises(
+        SpecError, match=r"algorithm='rpwj' does not find .* take ah_ewj, ewj, symmetric_window, confluence"
+    ):
         WindowFactory.of(_spec(), 1 << 20, "rpwj")
     _pipeline(tmp_path).batch(0, [_table([1], [1])] * 2)
     with pytest.raises(SnapshotError, match="belongs to another join"):

@@ -114,6 +114,11 @@ class Marks:
         place = max(0, bisect_left(self._ticks, tick) - 1)
         del self._ticks[:place], self._times[:place]
 
+    def count_from(self, tick: int) -> None:
+        """Ticks are counted from this one on now; those before are forgotten."""
+        self.forget(tick)
+        self._ticks = [max(0, each - tick) for each in self._ticks]
+
     def times(self, ticks: Int64) -> Float64 | None:
         """When rows arrived; None if that is not known."""
         if not self._ticks:

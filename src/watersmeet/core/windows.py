@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -276,6 +276,45 @@ class Bounds:
         if self.step == 1:
             return time + self.span
         return ((time + self.span) // self.step + 1) * self.step - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """The first and the last time of some rows, and the first that any of them meets among rows which came before.
+
+    >>> TimeSpan.all_of([TimeSpan(3, 5, 1), TimeSpan(4, 9, 2)]), TimeSpan().is_empty
+    (TimeSpan(earliest=3, latest=9, floor=1), True)
+    """
+
+    earliest: int = 4 * FAR - 1
+    latest: int = -4 * FAR
+    floor: int = 4 * FAR - 1
+
+    @classmethod
+    def of(cls, times: Int64, floors: Int64) -> TimeSpan:
+        """Of rows with these times and floors, one or more."""
+        return cls(int(times.min()), int(times.max()), int(floors.min()))
+
+    @classmethod
+    def all_of(cls, spans: Iterable[TimeSpan]) -> TimeSpan:
+        """Of the rows of all of them."""
+        earliest, latest, floor = 4 * FAR - 1, -4 * FAR, 4 * FAR - 1
+        for each in spans:
+            earliest, latest, floor = min(earliest, each.earliest), max(latest, each.latest), min(floor, each.floor)
+        return cls(earliest, latest, floor)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is of no rows."""
+        return self.latest < self.earliest
+
+    def to_state(self) -> list[int]:
+        """For a snapshot."""
+        return [self.earliest, self.latest, self.floor]
+
+
+NOWHERE = TimeSpan()
+"""Of no rows."""
 
 
 @dataclass(frozen=True)

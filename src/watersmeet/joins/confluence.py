@@ -6,7 +6,7 @@ Our own join. See `Confluence`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -25,13 +25,14 @@ from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
-from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.range_lookup import RangeLookup, RangePlan
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
+from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
@@ -45,7 +46,6 @@ from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 
 _RUN_BYTES = 512
 """What is remembered of a run."""
-_LEAST_RUNS = 16
 _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _BUFFER_SHARE = 16
@@ -185,6 +185,8 @@ class Confluence(ProgressiveJoin):
     name: ClassVar[str] = "confluence"
     partitioned: ClassVar[bool] = False
     joins_ranges: ClassVar[bool] = True
+    least_runs: ClassVar[int] = 16
+    """That there is always memory to remember."""
     tables: tuple[Memtable, ...]  # type: ignore[assignment]
 
     def __init__(
@@ -210,7 +212,7 @@ class Confluence(ProgressiveJoin):
         self._floor = floor
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
-        by_range = spec.band is not None
+        by_range = isinstance(self.codec, BandKeys)
         slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
         self._slice = Slice(slice_rows, by_range)
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
@@ -223,8 +225,8 @@ class Confluence(ProgressiveJoin):
         self._catalogue = self.budget.reservation("catalogue of runs")
         self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, memory // (16 * _RUN_BYTES)))
         records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
-        self._catalogue.set_aside(max(records, _LEAST_RUNS * _RUN_BYTES))
-        self.debts = Debts(self.tables)
+        self._catalogue.set_aside(max(records, self.least_runs * _RUN_BYTES))
+        self.debts = self._make_debts()
         self._settled_at = [0, 0]
         """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
@@ -253,7 +255,7 @@ class Confluence(ProgressiveJoin):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return 2 * cls._least_for_rows(spec) + _LEAST_RUNS * _RUN_BYTES
+        return 2 * cls._least_for_rows(spec) + cls.least_runs * _RUN_BYTES
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -291,6 +293,13 @@ class Confluence(ProgressiveJoin):
     def _make_table(self, side: int) -> Any:
         by_range = self.spec.band is not None
         return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side], by_range)
+
+    def _make_debts(self) -> Debts:
+        return Debts(self.tables)
+
+    def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition] | None:
+        """What rows of a side that settle ask of others besides equal keys; None: nothing."""
+        return None
 
     # --- the protocol ---
 
@@ -358,9 +367,12 @@ class Confluence(ProgressiveJoin):
         if not isinstance(task, Arrival) or not task.waits or self._may_go_on(task):
             return False
         # The rows go back to where they came from: what is to be done first may take a while.
-        self._intakes[task.input].put_back(*task.rest())
+        self._take_back(task)
         self._task = None
         return True
+
+    def _take_back(self, arrival: Arrival) -> None:
+        self._intakes[arrival.input].put_back(*arrival.rest())
 
     def _may_go_on(self, arrival: Arrival) -> bool:
         """Whether there is room for the next rows, and nothing that should be done before."""
@@ -433,8 +445,8 @@ class Confluence(ProgressiveJoin):
 
     def _has_too_many_runs(self, side: int) -> bool:
         """Whether runs wait to be merged for rows of the other side that owe some of them and not others."""
-        unmerged = sum(entry.level == 0 and entry.owes_before is None for entry in self.debts.runs[side])
-        return unmerged > self._fan_in and (self.debts.owes(1 - side) or self._settling[1 - side] is not None)
+        owed = self.debts.owes(1 - side) or self._settling[1 - side] is not None
+        return owed and self.debts.waiting_to_merge(side, self._fan_in)
 
     def _status(self) -> Status:
         status = super()._status()
@@ -507,10 +519,12 @@ class Confluence(ProgressiveJoin):
         return SettlementTask(self, settling, urgent)
 
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
-        """A settlement with all runs there are, or with those of these names."""
-        entries = [entry for entry in self.debts.runs[1 - side] if names is None or entry.run.name in names]
-        reach = self.codec if isinstance(self.codec, BandKeys) else None
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach)
+        """A settlement with all runs that are owed, or with those of these names."""
+        entries = self.debts.owed(side)
+        if names is not None:
+            entries = [entry for entry in self.debts.runs[1 - side] if entry.run.name in names]
+        reach, condition = self.codec if isinstance(self.codec, BandKeys) else None, self._condition(side)
+        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach, condition)
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
@@ -530,7 +544,7 @@ class Confluence(ProgressiveJoin):
             self.debts.runs_settled(debtor.entries)
         else:
             assert isinstance(debtor, OwingRows)
-            self.debts.settled[side] = debtor.high
+            self.debts.have_settled(side, debtor.high)
             self._came[side].forget(debtor.high)
         self._idle_share = self._policy.idle_share(self._idle_share, self._pays_in_idle_time(side))
 
@@ -573,7 +587,7 @@ class Confluence(ProgressiveJoin):
         self.events["flushed"] += 1
         run = None if self.exhausted(1 - side) else self._write_run(side, self.tables[side])
         if run is not None:
-            self.debts.add(side, RunEntry(run, self.clock, self.tables[1 - side].rows))
+            self.debts.add(side, self._entry(side, run, self.tables[1 - side].rows))
         self._forget_rows(side)
         self._count_runs()
 
@@ -585,13 +599,17 @@ class Confluence(ProgressiveJoin):
         for side, table in enumerate(self.tables):
             if table.rows:
                 before = int(table.ticks(_FIRST)[0]) if self.debts.rows_owe(side) else None
-                entries[side] = RunEntry(self._write_run(side, table), self.clock, 0, owes_before=before)
+                entries[side] = self._entry(side, self._write_run(side, table), 0, before)
         for side, entry in enumerate(entries):
             if entry is not None:
                 self.debts.add(side, entry)
         for side in (0, 1):
             self._forget_rows(side)
         self._count_runs()
+
+    def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
+        """What is to be known of a memtable that was written now."""
+        return RunEntry(run, self.clock, since, owes_before=owes_before)
 
     def _forget_rows(self, side: int) -> None:
         """A memtable is empty now; whatever comes owes all that is on disk."""

@@ -94,11 +94,13 @@ def probe(
     out_row: Int32,
     found: int,
     step: int = 2,
+    first: int = 0,
 ) -> tuple[int, int, int, int]:
     """Look up hashes[start:stop], and write the pairs from `found` on until the buffers are full.
 
     Returns the pairs now in the buffers, the next hash, the link to go on with (-1: from that hash's head), and how
-    many entries were visited. Calling it again with these goes on where it stopped.
+    many entries were visited. Calling it again with these goes on where it stopped. Where chains lead from newer rows
+    to older ones, those before `first` can be left out.
     """
     capacity = out_probe.shape[0]
     mask = buckets - 1
@@ -109,7 +111,7 @@ def probe(
     while i < stop:
         end = min(stop, i + width) if link < 0 else i + 1
         if link < 0 and width >= _FEWEST:
-            pairs, seen = _side_by_side(hashes, parts, i, end, entries, heads, buckets, step, scratch)
+            pairs, seen = _side_by_side(hashes, parts, i, end, entries, heads, buckets, step, first, scratch)
             if pairs < 0:
                 width //= 2
                 continue
@@ -123,7 +125,7 @@ def probe(
             wanted = hashes[i]
             if link < 0:
                 link = int(heads[parts[i] * buckets + (wanted & mask)])
-            while link > 0:
+            while link > first:
                 row = link - 1
                 visited += 1
                 if entries[step * row] == wanted:
@@ -148,6 +150,7 @@ def _side_by_side(
     heads: Int32,
     buckets: int,
     step: int,
+    first: int,
     scratch: Int64,
 ) -> tuple[int, int]:
     """Go through the chains of a group of hashes together, an entry of each at a time, and note the matches.
@@ -166,7 +169,7 @@ def _side_by_side(
         scratch[going] = head
         scratch[_GROUP + going] = j
         scratch[_COUNTS + j] = 0
-        going += head > 0
+        going += head > first
     pairs = 0
     visited = 0
     while 0 < going <= _PAIRS - pairs:
@@ -184,7 +187,7 @@ def _side_by_side(
             prefetch(entries, np.intp(step * (following - 1)))
             scratch[left] = following
             scratch[_GROUP + left] = j
-            left += following > 0
+            left += following > first
         going = left
     return (pairs if going == 0 else -1), visited
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from watersmeet.core.windows import NOWHERE, TimeSpan
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.runs.spine import to_merge
 from watersmeet.spill.store import Store
@@ -30,10 +33,18 @@ class RunEntry:
     """How often its rows were merged."""
     owes_before: int | None = None
     """If its own rows have yet to settle: they owe the runs that were written before this tick."""
+    span: TimeSpan = NOWHERE
+    """Of a run of a window join: from when until when its rows are."""
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [self.run.name, self.birth, self.since, self.level, self.owes_before]
+        return [self.run.name, self.birth, self.since, self.level, self.owes_before, self.span.to_state()]
+
+    @classmethod
+    def from_state(cls, state: list[Any], store: Store, types: Sequence[pa.DataType]) -> RunEntry:
+        """From a snapshot."""
+        name, birth, since, level, owes_before, span = state
+        return cls(SortedRun(store, name, types), birth, since, level, owes_before, TimeSpan(*span))
 
 
 class _Known:
@@ -102,12 +113,21 @@ class Debts:
         """How many hashes a row that owes has to be merged with."""
         return self._of(1 - side).rows
 
+    def owed(self, side: int) -> list[RunEntry]:
+        """The runs that rows of a side are to meet when they settle."""
+        return list(self.runs[1 - side])
+
     # --- what changes ---
+
+    def have_settled(self, side: int, upto: int) -> None:
+        """Rows in memory before this number owe nothing any more."""
+        self.settled[side] = upto
+        self.refresh()
 
     def add(self, side: int, entry: RunEntry) -> None:
         """A run was written."""
         if not self.runs[side]:
-            self.settled[1 - side] = self._tables[1 - side].rows  # until now there was nothing to owe
+            self.have_settled(1 - side, self._tables[1 - side].rows)  # until now there was nothing to owe
         self.runs[side].append(entry)
         self.refresh()
 
@@ -133,8 +153,15 @@ class Debts:
         settled = self.settled[1 - side]
         ready = [entry for entry in self.runs[side] if entry.owes_before is None]
         same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
-        count = to_merge([entry.level for entry in same], fan_in)
-        return [entry.run for entry in same[len(same) - count :]]
+        return [entry.run for entry in self.choose(side, same, fan_in)]
+
+    def choose(self, side: int, entries: Sequence[RunEntry], fan_in: int) -> Sequence[RunEntry]:
+        """Of runs that could become one, those that should."""
+        return entries[len(entries) - to_merge([entry.level for entry in entries], fan_in) :]
+
+    def waiting_to_merge(self, side: int, fan_in: int) -> bool:
+        """Whether runs would become one, were they not owed by different rows, and more than need be."""
+        return bool(self.choose(side, [entry for entry in self.runs[side] if entry.owes_before is None], fan_in + 1))
 
     def keeps_runs_apart(self, side: int, most: int) -> bool:
         """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
@@ -147,7 +174,8 @@ class Debts:
         birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
         place = self.runs[side].index(olds[0])
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
-        self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1))
+        span = TimeSpan.all_of(entry.span for entry in olds)
+        self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1, span=span))
         self.refresh()
 
     # --- as a whole ---
@@ -184,6 +212,6 @@ class Debts:
         """Take over what a snapshot says; no row is read."""
         for side, runs in enumerate(state["runs"]):
             types = self._tables[side].types
-            self.runs[side][:] = [RunEntry(SortedRun(store, name, types), *rest) for name, *rest in runs]
+            self.runs[side][:] = [RunEntry.from_state(run, store, types) for run in runs]
         self.settled = list(state["settled"])
         self.refresh()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from watersmeet.core.arrays import Bool, Int32
+from watersmeet.core.arrays import Bool, Int32, Numbers
 from watersmeet.core.cost import Meter
 from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.records.addressed import AddressedRows
 from watersmeet.tables.hash_table import Probe
 
 
@@ -18,6 +19,14 @@ class Index(Protocol):
         """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
         visited.
         """
+        ...
+
+
+class Condition(Protocol):
+    """What pairs of equal hashes must fulfil, too."""
+
+    def holds(self, probes: Int32, found: AddressedRows, rows: Numbers) -> Bool:
+        """For which pairs it does: rows that were looked up, by their places, and rows that were found."""
         ...
 
 

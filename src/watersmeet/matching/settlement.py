@@ -26,7 +26,7 @@ A settlement stops at any pair, and goes on where it stopped: rows may arrive me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ from watersmeet.kernels.merge import (
 )
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.matching.lookup import Condition
 from watersmeet.matching.reach import Reach
 from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
@@ -150,6 +151,11 @@ class OwingRows:
             self._walk = Walk(low, high, sorting, table.bits)
 
     @property
+    def low(self) -> int:
+        """From this number on."""
+        return self._walk.low
+
+    @property
     def high(self) -> int:
         """Up to this number."""
         return self._walk.high
@@ -248,9 +254,13 @@ class Settlement:
         page_bytes: int,
         pages: Pages | None = None,
         reach: Reach | None = None,
+        condition: Callable[[AddressedRows, Int64], Condition] | None = None,
     ) -> None:
+        """`condition` tells what rows, besides their hashes, must have to meet some of those that settle."""
         self.side = side
         self.debtor = debtor
+        self._condition = condition
+        self._holds: Condition | None = None
         self._entries = list(entries)
         self._all = MergedRows([entry.run for entry in entries])
         self._buffer = buffer
@@ -325,6 +335,8 @@ class Settlement:
                 used += self._scan(pairs, fuel - used, meter)
             if self._resident > _MOST_RESIDENT:
                 break
+        if self._holds is not None and pairs.count:
+            pairs.filter(self._holds.holds(pairs.probes[: pairs.count], self._all, pairs.rows[: pairs.count]))
         self._kept = pairs.count
         self.found += pairs.count
         return max(1, used)
@@ -344,6 +356,8 @@ class Settlement:
         if self._reach is not None:
             self._buffer.find_bounds(self._reach, self._length)
         least, most = self._buffer.low[0], self._buffer.high[self._length - 1]
+        if self._condition is not None:
+            self._holds = self._condition(self.debtor.rows, self._buffer.rows[: self._length])
         self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])
         self._first = hashes[0]
         self._lows[:], self._highs[:] = 0, self._counts

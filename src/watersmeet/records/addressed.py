@@ -84,6 +84,10 @@ class AddressedRows(ABC):
     def other_width(self, column: int, rows: Numbers) -> int:
         """Bytes that such a value takes, about."""
 
+    def check_rows(self, rows: Numbers) -> None:
+        """Make sure that rows which are about to be read where they lie are what was written; in memory they are."""
+        return
+
     def gather(self, column: int, rows: Numbers) -> pa.Array:
         """One column's values for some rows."""
         return self.gather_all((column,), rows)[0]

@@ -167,6 +167,13 @@ class Order:
         else:
             self._runs.append([number, rows])
 
+    def put_back(self, number: int, rows: int) -> None:
+        """So many rows of an input are the next again."""
+        if self._runs and self._runs[0][0] == number:
+            self._runs[0][1] += rows
+        else:
+            self._runs.appendleft([number, rows])
+
     def next(self, intakes: Sequence[Intake]) -> tuple[int, pa.RecordBatch, Int64]:
         """The input whose rows are next, and these rows with their numbers."""
         run = self._runs[0]

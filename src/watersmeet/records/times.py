@@ -166,6 +166,11 @@ class Timing:
         mark = newest - self._lateness
         return min(window.lower(mark), mark)
 
+    def length(self, side: int) -> int:
+        """For how long rows of `side` are remembered, if both inputs keep pace."""
+        window = self.bounds[side]
+        return 2 * FAR if window.since is not None else window.span + window.step - 1 + self._lateness
+
     def least_ages(self, side: int) -> tuple[int, int]:
         """A row of `side` meets no row that is younger than so much before it, or after it."""
         return self.bounds[1 - side].least, self.bounds[side].least

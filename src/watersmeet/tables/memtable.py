@@ -7,11 +7,12 @@ index                         by hash, or by ranges of sort keys (`tables.memtab
 ```
 
 Rows are numbered as they come, without gaps. An index also tells the order of their keys: what a settlement or a run
-needs is read off it.
+needs is read off it. All rows go at once, or the first of them, in whole blocks: then the others get smaller numbers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_block, with_values, words_of
 from watersmeet.records.arena import Arena, uses_huge_pages
 from watersmeet.tables.hash_table import Layout
-from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk
+from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk, move_down
 
 _TICK_BYTES = 8
 """Of each row, beyond its columns and its place in the index: when it arrived."""
@@ -74,9 +75,14 @@ class Memtable(AddressedRows):
 
     def _begin(self) -> None:
         self.rows = 0
+        self.first = 0
+        """Rows before this number are of no use to anybody, and are not found by look-ups by hash."""
         self._reserved = 0
         self._nullable = [False] * len(self.types)
-        self._kept: list[list[pa.Array]] = []
+        self._kept: deque[tuple[int, list[pa.Array]]] = deque()
+        """Arrays that blocks lie in, with the number behind the last row that does."""
+        self._portions: deque[tuple[int, int]] = deque()
+        """Bytes that were claimed for rows, with the number behind the last of them."""
         self._tail: list[pa.Array] | None = None
         self._others: list[list[pa.Array]] = [[] for _ in self.types]
 
@@ -146,14 +152,23 @@ class Memtable(AddressedRows):
         self, hashes: Int64, parts: Int32, columns: Sequence[pa.Array], ticks: Int64, grow_index: bool = True
     ) -> Int32:
         """Take rows for which there is room; returns their numbers."""
-        self._reserved = 0
         count, first = len(hashes), self.rows
+        self._note_portion(first + count, self._reserved)
+        self._reserved = 0
         if self._ticked:
             self._ticks.array[first : first + count] = ticks
         plain = [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
         self._place(plain, count)
         self.rows = first + count
         return self.index.append(first, hashes, grow_index)
+
+    def _note_portion(self, end: int, size: int) -> None:
+        """Rows up to a number take so many bytes; those of a few rows are counted together."""
+        portions = self._portions
+        start = portions[-2][0] if len(portions) > 1 else 0
+        if portions and end - start <= self._block_rows:
+            size += portions.pop()[1]
+        portions.append((end, size))
 
     def _place(self, columns: list[pa.Array], count: int) -> None:
         """Describe the blocks that rows fall into; only rows that share a block with others are copied."""
@@ -168,13 +183,13 @@ class Memtable(AddressedRows):
             self._describe(joined, 0, self.rows >> self._shift, 1)
             self._tail = joined
             if filled + start == self._block_rows:
-                self._kept.append(joined)
+                self._kept.append((self.rows + start, joined))
                 self._tail = None
         whole, rest = divmod(count - start, self._block_rows)
         block = (self.rows + start) >> self._shift
         if whole:
             self._describe(columns, start, block, whole)
-            self._kept.append(columns)
+            self._kept.append(((block + whole) << self._shift, columns))
         if rest:
             self._tail = [column.slice(count - rest, rest) for column in columns]
             self._describe(self._tail, 0, block + whole, 1)
@@ -221,7 +236,7 @@ class Memtable(AddressedRows):
 
     def probe(self, *args: Any) -> tuple[int, int]:
         """Go on with a look-up; returns pairs in the buffers and entries visited."""
-        return self.index.probe(*args)
+        return self.index.probe(*args, *((self.first,) if self.first else ()))
 
     def next_sorted(self, walk: Walk, hashes: Uint64, rows: Numbers) -> int:
         """Fill arrays with the next rows in the order of their keys; returns how many."""
@@ -241,8 +256,39 @@ class Memtable(AddressedRows):
         self._claim.clear()
         self._begin()
 
+    def whole_blocks(self, count: int) -> int:
+        """How many of the first so many rows can be dropped: those in blocks that have no others."""
+        return count if count == self.rows else count >> self._shift << self._shift
+
+    def drop_first(self, count: int) -> None:
+        """Forget the first rows, as many as whole blocks hold; the others get smaller numbers."""
+        assert 0 < count <= self.rows and count == self.whole_blocks(count)
+        if count == self.rows:
+            self.clear()
+            return
+        assert isinstance(self.index, HashIndex) and self._ticked
+        left, blocks = self.rows - count, count >> self._shift
+        width = WORDS * len(self.types)
+        self.index.drop_first(count, self.rows)
+        move_down(self._ticks.array, count, self.rows)
+        move_down(self._words.array, width * blocks, width * -(-self.rows // self._block_rows))
+        if self._ticks.itemsize * count > _RELEASED_FROM:
+            self._ticks.release(left, self.rows)
+        for pieces in self._others:
+            del pieces[:blocks]
+        while self._kept and self._kept[0][0] <= count:
+            self._kept.popleft()
+        while self._portions and self._portions[0][0] <= count:
+            self._claim.shrink(self._portions.popleft()[1])
+        self._kept = deque((end - count, columns) for end, columns in self._kept)
+        self._portions = deque((end - count, size) for end, size in self._portions)
+        self.rows = left
+        self.first = max(0, self.first - count)
+
     def check(self) -> None:
         """Assert the invariants."""
+        assert sum(size for _, size in self._portions) + self._reserved == self._claim.held
+        assert 0 <= self.first <= self.rows
         filled = self.rows & (self._block_rows - 1)
         assert (self._tail is None) == (filled == 0), (self.rows, filled)
         assert self._tail is None or all(len(column) == filled for column in self._tail)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.core.errors import BudgetError
@@ -47,6 +48,13 @@ class Walk:
     def done(self) -> bool:
         """Whether all rows have been passed."""
         return bool(self.cursor[0] < 0)
+
+
+def move_down(array: NDArray[Any], start: int, stop: int) -> None:
+    """Move array[start:stop] to the beginning, in pieces that do not overlap."""
+    for at in range(start, stop, start):
+        upto = min(stop, at + start)
+        array[at - start : upto - start] = array[at:upto]
 
 
 class MemtableIndex(Protocol):
@@ -181,11 +189,16 @@ class HashIndex:
 
     # --- look-ups, and rows in order ---
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Numbers, found: int) -> tuple[int, int]:
-        """Go on with a look-up, up to hash `stop` or until the buffers are full; returns pairs and entries visited."""
+    def probe(
+        self, probe: Probe, stop: int, out_probe: Int32, out_row: Numbers, found: int, first: int = 0
+    ) -> tuple[int, int]:
+        """Go on with a look-up, up to hash `stop` or until the buffers are full; returns pairs and entries visited.
+
+        Rows before `first` are not found.
+        """
         found, probe.next, probe.link, visited = hash_index.probe(
             probe.hashes, probe.parts, probe.next, stop, probe.link, self._entries.array, self._heads, 1,
-            out_probe, out_row, found,
+            out_probe, out_row, found, 2, first,
         )  # fmt: skip
         return found, visited
 
@@ -210,6 +223,15 @@ class HashIndex:
             else:
                 walk.cursor[0] <<= self._bits - walk.bits
         walk.bits = self._bits
+
+    def drop_first(self, count: int, rows: int) -> None:
+        """Forget the first of so many rows; the others get smaller numbers."""
+        left = rows - count
+        move_down(self._entries.array, 2 * count, 2 * rows)
+        if 2 * count * self._entries.itemsize > _RELEASED_FROM:
+            self._entries.release(2 * left, 2 * rows)
+        self._heads[:] = 0
+        sorted_walk.relink(self._entries.array, left, self._heads, self._bits)
 
     def clear(self, rows: int) -> None:
         """Forget all rows."""

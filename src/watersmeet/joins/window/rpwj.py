@@ -101,6 +101,7 @@ class RPWJ(RunSpillingJoin):
     """
 
     name: ClassVar[str] = "rpwj"
+    settles_in_silence: ClassVar[bool] = False
     paths: ClassVar[tuple[str, ...]] = (
         "dumps", "md-tasks", "dd-tasks", "invalidations", "expired segments", "blocks at once", "rows one by one"
     )  # fmt: skip

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Task
-from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.joins.window.windowed_blocks import BlockWindowJoin
 from watersmeet.memory import format_bytes
-from watersmeet.records.plan import fixed_width
-from watersmeet.records.times import WindowCodec, WindowPlan
-from watersmeet.tables.window_table import window_row_bytes
-
-_INDEX_BYTES = 32
 
 
-class SymmetricWindow(WindowJoin):
+class SymmetricWindow(BlockWindowJoin):
     """Join endless inputs without ever waiting, as long as both windows fit into memory [1]_.
 
     ```
@@ -25,7 +19,7 @@ class SymmetricWindow(WindowJoin):
     ```
 
     Each pair is found when its later row arrives. Expiry drops whole blocks, without touching the index: links into a
-    block that is gone lead nowhere. If memory runs out the join stops with an error; `ah_ewj` spills instead.
+    block that is gone lead nowhere. If memory runs out the join stops with an error; `confluence` spills instead.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive
@@ -48,21 +42,6 @@ class SymmetricWindow(WindowJoin):
     name: ClassVar[str] = "symmetric_window"
     spills: ClassVar[bool] = False
 
-    @classmethod
-    def surely_fits(cls, spec: WindowJoinSpec, memory: int) -> bool:
-        """Whether both windows fit into memory whatever comes: they count rows, and a row's width is known."""
-        if not spec.counted or memory < cls.least_memory(spec):
-            return False
-        codec = WindowCodec(spec)
-        needed = 0
-        for side in (0, 1):
-            types = WindowPlan(spec, side, codec).types
-            if any(fixed_width(type_) is None for type_ in types):
-                return False
-            needed += spec.bounds[side].span * (window_row_bytes(types) + _INDEX_BYTES)
-        # A quarter may be blocks that are not full, and buffers take some.
-        return 2 * needed <= memory
-
     def must_keep(self, side: int) -> bool:
         """Only while the other input may still bring rows."""
         return not self.exhausted(1 - side)
@@ -75,7 +54,7 @@ class SymmetricWindow(WindowJoin):
         )
         raise BudgetError(
             f"symmetric_window keeps both windows in memory, and {format_bytes(self.budget.total)} hold no more than "
-            f"{left} and {right}; allow more memory, or use algorithm='ah_ewj', which spills to disk"
+            f"{left} and {right}; allow more memory, or use algorithm='confluence', which spills to disk"
         )
 
     def _input_closed(self, side: int) -> None:

@@ -20,14 +20,14 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.joins.window.windowed_blocks import BlockWindowJoin
 from watersmeet.memory import format_bytes
 from watersmeet.records.intake import Received
 from watersmeet.runs.window_runs import WindowDisk
 from watersmeet.spill.store import Store
 
 
-class SuspendingWindowJoin(WindowJoin):
+class SuspendingWindowJoin(BlockWindowJoin):
     """The frame of a window join with rows on disk, in which a task may come before the arrival at hand."""
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:

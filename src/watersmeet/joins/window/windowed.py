@@ -4,7 +4,7 @@
 receive ──▶ intake ──▶ arrival: time and floor, keep the row, look it up among the other side's ──▶ pairs
                          │ no room                                             rows in its window
                          ▼
-                       expired blocks go; then it is the operator's own choice
+                       expired rows go; then it is the operator's own choice
 ```
 
 Whether two rows meet is told by their times (`core.windows`); a row that comes late meets what has not expired. Rows
@@ -13,14 +13,15 @@ are worked off in the order in which they were received, those of both inputs to
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
 from watersmeet.core.protocol import Step
@@ -32,25 +33,29 @@ from watersmeet.engine.shell import Arriving
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.found_pairs import Between, PairBuffer
-from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.lookup import Index, Lookup
 from watersmeet.memory import format_bytes
 from watersmeet.records.intake import Order
-from watersmeet.records.plan import BatchRows, TableRows
-from watersmeet.records.times import FLOOR, NEVER, TIME, Timing, WindowCodec, WindowPlan
+from watersmeet.records.times import NEVER, Timing, WindowCodec, WindowPlan
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
-from watersmeet.tables.window_table import WindowProbe, WindowTable
 
 ALWAYS = 4 * FAR - 1
 """Later than any time."""
 
 
-class WindowLookup(Lookup):
-    """Rows looked up in a table that counts which of its blocks were part of results."""
+class TimedLookup(Lookup):
+    """Rows that have just arrived, looked up in memory; takes note of how long their pairs waited."""
 
-    def __init__(self, probe: Probe, table: WindowTable, between: Between, join: WindowJoin) -> None:
-        super().__init__(probe, table, between)
-        self._counted = table
+    def __init__(
+        self,
+        probe: Probe,
+        table: Index,
+        between: Between,
+        join: WindowJoin,
+        fresh: Callable[[Int32, Int32], Bool] | None = None,
+    ) -> None:
+        super().__init__(probe, table, between, fresh)
         self._join = join
         self._began = join.now
 
@@ -58,7 +63,6 @@ class WindowLookup(Lookup):
         """Fill the empty buffer with pairs; returns the fuel that took."""
         used = super().work(pairs, fuel, meter)
         if pairs.count:
-            self._counted.count_results(pairs.rows[: pairs.count])
             self._join.delays.add_same(self._join.now - self._began, pairs.count)
         return used
 
@@ -114,9 +118,12 @@ class WindowArrival(Arrival):
 
     def to_state(self) -> dict[str, Any]:
         """The slice at hand, and what was known before it."""
-        start = self.unfinished().start
-        newest = int(self.timed.newest[start - 1]) if start else self.timed.before
+        newest = self.newest_before(self.unfinished().start)
         return {**super().to_state(), "newest": newest, "others": self._others}
+
+    def newest_before(self, row: int) -> int:
+        """The newest time of the input before a row of the batch."""
+        return int(self.timed.newest[row - 1]) if row else self.timed.before
 
 
 class WindowJoin(ProgressiveJoin):
@@ -125,7 +132,8 @@ class WindowJoin(ProgressiveJoin):
     joins_ranges: ClassVar[bool] = True
     spec: WindowJoinSpec
     plans: tuple[WindowPlan, WindowPlan]
-    tables: tuple[WindowTable, ...]  # type: ignore[assignment]
+    settles_in_silence: ClassVar[bool] = True
+    """Whether all pairs of the rows so far are found by the end of a silence."""
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
         super().__init__(spec, memory, store, grain)
@@ -163,8 +171,7 @@ class WindowJoin(ProgressiveJoin):
         return Report(window=WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed, reached, dated))
 
     @classmethod
-    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
-        """The smallest budget this join can work in, if no single row is large."""
+    def _least_for_rows(cls, spec: JoinSpec) -> int:
         codec = WindowCodec(spec)
         return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) for side in (0, 1)])
 
@@ -180,33 +187,6 @@ class WindowJoin(ProgressiveJoin):
     def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
         assert isinstance(self.codec, WindowCodec)
         return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
-
-    def _make_table(self, side: int) -> WindowTable:
-        return WindowTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
-
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
-        """The look-up of rows that arrived on one side in the memory of the other."""
-        return self.lookup_in(self.tables[1 - side], side, hashes, parts, columns, source)
-
-    def lookup_in(
-        self,
-        table: WindowTable,
-        side: int,
-        hashes: Int64,
-        parts: Int32,
-        columns: list[pa.Array],
-        source: TableRows | BatchRows,
-    ) -> WindowLookup:
-        """The look-up of rows that arrived on one side in a table of the other."""
-        times = columns[TIME].to_numpy()
-        behind, ahead = self.timing.least_ages(side)
-        probe = WindowProbe(
-            hashes, parts, times=times, lows=columns[FLOOR].to_numpy(), highs=self.timing.meets(side, times),
-            least_behind=behind, least_ahead=ahead,
-        )  # fmt: skip
-        return WindowLookup(probe, table, Between(side, source, table), self)
 
     # --- arrivals, in their order ---
 
@@ -233,6 +213,17 @@ class WindowJoin(ProgressiveJoin):
                 )
             self.late[side] += int(late.sum())
         return arrival
+
+    def _take_back(self, arrival: Arrival) -> None:
+        """The rest of an arrival goes back to where it came from, as if it had never been looked at."""
+        assert isinstance(arrival, WindowArrival)
+        side, (batch, numbers) = arrival.input, arrival.rest()
+        self._intakes[side].put_back(batch, numbers)
+        self._order.put_back(side, batch.num_rows)
+        start = arrival.batch.num_rows - batch.num_rows
+        self.newest[side] = arrival.newest_before(start)
+        if arrival.timed.late is not None:
+            self.late[side] -= int(arrival.timed.late[start:].sum())
 
     def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
         return WindowArrival(self, state["input"], batch, numbers, state["newest"], state["others"])
@@ -271,34 +262,18 @@ class WindowJoin(ProgressiveJoin):
         self.newest = [max(pair) for pair in zip(self.newest, newest, strict=True)]
         self.expire()
 
+    def put_away(self) -> None:
+        """Between two batches, with no work left: rows may go to where a snapshot need not write them again."""
+
     def expired_before(self, side: int) -> int:
         """Rows of an input that are older than this meet nothing that is still to come."""
         if self._closed[1 - side]:
             return ALWAYS
         return self.timing.expired_before(side, self.newest[1 - side], self.newest[side] + 1)
 
+    @abstractmethod
     def expire(self) -> bool:
-        """Let go of blocks whose rows have all expired; False if there are none."""
-        some = False
-        for side, table in enumerate(self.tables):
-            bound = self.expired_before(side)
-            for part in table.expired(bound).tolist():
-                queue = table.queues[part]
-                while queue and table.latest[queue[0]] < bound and self._may_drop(side, part, queue[0]):
-                    self.drop_oldest(side, part)
-                    self.events["expired blocks"] += 1
-                    some = True
-        return some
-
-    def _may_drop(self, side: int, part: int, block: int) -> bool:
-        """Whether a block's rows have nothing left to look up."""
-        return True
-
-    def drop_oldest(self, side: int, part: int) -> None:
-        """Drop a partition's oldest block from memory."""
-        table = self.tables[side]
-        self.gone[side][part] = table.last_tick[table.queues[part][0]]
-        table.drop_oldest(part)
+        """Let go of rows that have expired; False if there are none that can go."""
 
     # --- snapshots ---
 

@@ -82,12 +82,13 @@ def window_join(
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the query. They are counted in the progress, as `left_late` and `right_late`.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; windows that are larger are on disk,
-        and are read once in every batch.
+        as sorted runs: the hashes of those within a batch's reach are read, and of the rest what matches.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
         such as `s3://bucket/state`; streams need one, batch DataFrames none.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
-    :param algorithm: `"auto"`, `"ah_ewj"`, `"ewj"` or, for windows that fit into memory, `"symmetric_window"`.
+    :param algorithm: `"auto"`, which is `"confluence"`, `"ah_ewj"`, `"ewj"` or, for windows that fit into memory,
+        `"symmetric_window"`.
     :param delays: of timestamps: the progress has the delays of results, from the time of the later row to when the
         pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.

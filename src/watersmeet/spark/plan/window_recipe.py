@@ -14,8 +14,6 @@ from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.window.spilling import SpillingWindowJoin
-from watersmeet.joins.window.symmetric_window import SymmetricWindow
 from watersmeet.joins.window.windowed import WindowJoin
 from watersmeet.spill.store import Store
 
@@ -29,7 +27,7 @@ class WindowFactory:
     >>> schema = pa.schema({"id": pa.int64(), "t": pa.int64()})
     >>> spec = WindowJoinSpec(schema, schema, parse_on("id"), window=parse_windows(10, "t"))
     >>> WindowFactory.of(spec, 1 << 20, "auto").algorithm
-    'ah_ewj'
+    'confluence'
     """
 
     spec: WindowJoinSpec
@@ -48,11 +46,11 @@ class WindowFactory:
                 "the tasks of a batch; give a window of time, such as '10 min'"
             )
         chosen, _ = planner.choose_window(spec, memory, algorithm)
-        if not issubclass(chosen, SpillingWindowJoin | SymmetricWindow):
-            fit = [name for name, join in planner.WINDOW_ALGORITHMS.items() if issubclass(join, SpillingWindowJoin)]
+        if not chosen.settles_in_silence:
+            fit = [name for name, join in planner.WINDOW_ALGORITHMS.items() if join.settles_in_silence]
             raise SpecError(
                 f"algorithm={algorithm!r} does not find all pairs of a batch by its end, as is needed on Spark; take "
-                f"{', '.join([*fit, SymmetricWindow.name])}, or leave algorithm= out"
+                f"{', '.join(fit)}, or leave algorithm= out"
             )
         check_choice(chosen.name, options or {}, planner.WINDOW_ALGORITHMS)
         return cls(spec, chosen.name, tuple(sorted((options or {}).items())))

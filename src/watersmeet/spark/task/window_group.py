@@ -105,6 +105,7 @@ class WindowGroup:
                 self.counts.results += batch.num_rows
                 yield batch
             spilled = store.bytes_written
+            operator.put_away()
             snapshot = operator.snapshot() if operator.window_rows else None
             self.counts.late = list(arrivals.late)
             self.counts.peak = max(self.counts.peak, operator.budget.peak + arrivals.peak)

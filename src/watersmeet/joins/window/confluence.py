@@ -1,0 +1,224 @@
+"""Confluence for windows: runs carry their span of time and expire whole, and what is owed is merged, not scanned.
+
+Our own join. See `WindowConfluence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.protocol import Snapshot
+from watersmeet.core.report import Report, WindowFigures
+from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.sizing import Sizing
+from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.window.windowed import TimedLookup, WindowJoin
+from watersmeet.matching.debts import RunEntry
+from watersmeet.matching.found_pairs import Between
+from watersmeet.matching.lookup import Condition, Lookup
+from watersmeet.matching.settlement import OwingRows, Settlement
+from watersmeet.matching.window_debts import WindowDebts
+from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
+from watersmeet.records.addressed import AddressedRows
+from watersmeet.records.times import FLOOR, TIME, WindowCodec, WindowPlan
+from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.tables.hash_table import Probe, row_bytes
+from watersmeet.tables.window_memtable import WindowMemtable
+
+_EXPIRED = 2
+"""Expired rows leave memory when they are so many: one in two. Until then nobody asks for them, and those that stay
+have to be put into the index anew."""
+_EXPIRED_WHEN_FULL = 8
+"""One in so many, where memory is full."""
+_PUT_AWAY_FAN_IN = 16
+"""So many runs of single batches become one."""
+
+
+class WindowConfluence(Confluence, WindowJoin):
+    """The same join for endless inputs: what has left its window is forgotten, in memory and on disk.
+
+    As long as the windows fit, rows are looked up in memory as they arrive, and those that have expired go. When memory
+    is full, it goes as with `watersmeet.joins.confluence.Confluence`, but that time tells what need not be met::
+
+        time ──────────────────────────────────────────────────────────────────────▶
+        runs of R     [· · · ·][· · · · ·][· · · ·][· · · · ·][· · · ·]  memtable R
+                       expired  ╰──────────── met by ───────────╯
+        rows of L                  that owe: ╰ floor of the oldest ╯    memtable L
+
+    - A run knows from when until when its rows are. Rows that settle are merged with the hashes of those runs that are
+      within their reach, and of all pairs with equal hashes those stay whose times are close enough.
+    - A run whose rows can meet nobody any more goes as a whole, and nothing of it is read.
+    - Runs become one only where together they span a quarter of the window or less, so that they still go in time.
+
+    `matching.window_debts` has the argument. Times of rows, or their numbers if windows count rows, lie with the rows;
+    so do their floors, which say how far a row that came late may still look back.
+
+    :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement.
+
+    >>> import pyarrow as pa
+    >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive, Stall
+    >>> from watersmeet.core.spec import parse_on
+    >>> from watersmeet.core.windows import parse_windows
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> schema = pa.schema({"id": pa.int64(), "t": pa.int64()})
+    >>> spec = WindowJoinSpec(schema, schema, parse_on("id"), window=parse_windows(1000, "t"))
+    >>> join = WindowConfluence(spec, WindowConfluence.least_memory(spec), MemoryStore())
+    >>> rows = 0
+    >>> for start in range(0, 8000, 500):
+    ...     for side in (LEFT, RIGHT):
+    ...         numbers = pa.array(range(start, start + 500))
+    ...         join.receive(Arrive(side, pa.record_batch([numbers, numbers], schema)))
+    ...         while (step := join.poll(0.0, fuel=1000)).status.name == "HAS_OUTPUT":
+    ...             rows += step.out.num_rows if step.out else 0
+    >>> join.receive(Stall())
+    >>> while (step := join.poll(0.0, fuel=1000)).status.name != "NEED_INPUT":
+    ...     rows += step.out.num_rows if step.out else 0
+    >>> rows, join.events["flushed"] > 0, join.events["expired runs"] > 0, join.window_rows < 6000
+    (8000, True, True, True)
+    """
+
+    name: ClassVar[str] = "confluence"
+    least_runs: ClassVar[int] = 28
+    paths: ClassVar[tuple[str, ...]] = (
+        "flushed", "settled before a flush", "settled in a silence", "expired runs", "merged"
+    )  # fmt: skip
+    """Events that a run which spills goes through."""
+    spec: WindowJoinSpec
+    plans: tuple[WindowPlan, WindowPlan]
+    tables: tuple[WindowMemtable, ...]  # type: ignore[assignment]
+    debts: WindowDebts
+
+    @classmethod
+    def _least_for_rows(cls, spec: JoinSpec) -> int:
+        codec = WindowCodec(spec)
+        return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) for side in (0, 1)])
+
+    def _make_codec(self) -> WindowCodec:
+        return WindowJoin._make_codec(self)
+
+    def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
+        return WindowJoin._make_plans(self)
+
+    def _make_table(self, side: int) -> WindowMemtable:
+        return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    def _make_debts(self) -> WindowDebts:
+        return WindowDebts(self.tables, self.timing)
+
+    def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
+        return partial(SettlingWithinWindow, self.timing, side)
+
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
+        """The look-up of rows that arrived on one side in the memtable of the other."""
+        other = self.tables[1 - side]
+        within = WithinWindow.arrived(self.timing, side, columns[TIME].to_numpy(), columns[FLOOR].to_numpy())
+
+        def close_enough(probes: Int32, rows: Int32) -> Bool:
+            return within.holds(probes, other, rows)
+
+        probe = Probe(hashes, other.buckets_of(hashes))
+        return TimedLookup(probe, other, Between(side, source, other), self, close_enough)
+
+    def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
+        return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))
+
+    def _take_back(self, arrival: Arrival) -> None:
+        WindowJoin._take_back(self, arrival)
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return super().window_rows + sum(entry.run.rows for runs in self.debts.runs for entry in runs)
+
+    def report(self) -> Report:
+        """Where it is, and how late pairs were."""
+        delays = self.delays.plus(self.lateness).median_and_p99()
+        figures = WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed)
+        return replace(super().report(), window=figures)
+
+    # --- snapshots ---
+
+    def put_away(self) -> None:
+        """Write both memtables as runs, if they owe nothing: then the state is a list of runs."""
+        if self._task is not None or self._arrivals_wait or any(self.debts.owes(side) for side in (0, 1)):
+            return
+        # Such runs are small, and are opened again if another worker goes on.
+        self._fan_in = min(self._fan_in, _PUT_AWAY_FAN_IN)
+        for side, table in enumerate(self.tables):
+            if table.rows:
+                self._flush(side)
+                self.events["put away"] += 1
+
+    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
+        segments, state = super()._own_state()
+        return segments, {**state, "firsts": [table.first for table in self.tables]}
+
+    def _load_rows(self, snapshot: Snapshot) -> None:
+        super()._load_rows(snapshot)
+        for table, first in zip(self.tables, snapshot.state["firsts"], strict=True):
+            table.first = first
+
+    # --- expiry ---
+
+    def _make_room(self) -> Task | None:
+        if self._expire_rows(_EXPIRED_WHEN_FULL) or not any(table.rows for table in self.tables):
+            return None
+        return super()._make_room()
+
+    def settled_now(self, settlement: Settlement) -> None:
+        """All rows of a settlement have met all runs that they owed."""
+        self._count_delayed(settlement)
+        super().settled_now(settlement)
+        self.expire()
+
+    def _input_closed(self, side: int) -> None:
+        self.expire()
+
+    def expire(self) -> bool:
+        """Let go of what has expired: of rows in memory if they are many, and of runs."""
+        rows, runs = self._expire_rows(_EXPIRED), [self._expire_runs(side) for side in (0, 1)]
+        return rows or any(runs)
+
+    def _expire_rows(self, share: int) -> bool:
+        """Let the first rows of each memtable go if one in so many has expired, or all."""
+        some = False
+        for side, table in enumerate(self.tables):
+            if not table.rows or self._settling[side] is not None:
+                continue  # rows on their way through runs are known by their numbers
+            most = self.debts.settled[side] if self.debts.rows_owe(side) else table.rows
+            count = table.let_expire(self.expired_before(side), most)
+            if count and share * count >= table.rows:
+                self.gone[side][0] = int(table.ticks(np.array([count - 1], np.int32))[0])
+                table.drop_first(count)
+                self.debts.rows_dropped(side, count)
+                self._came[side].count_from(count)
+                self.events["expired blocks"] += -(-count // self.sizing.layout.block_rows)
+                some = True
+        return some
+
+    def _expire_runs(self, side: int) -> bool:
+        gone = self.debts.drop_expired(side, self.expired_before(side))
+        if gone:
+            let_go([entry.run for entry in gone])
+            self.saver.discard([entry.run.name for entry in gone])
+            self.events["expired runs"] += len(gone)
+            self._count_runs()
+        return bool(gone)
+
+    def _count_delayed(self, settlement: Settlement) -> None:
+        """Count rows that had left their own window when they had met the last of what they had to meet."""
+        length, came = self.spec.seconds(settlement.side), self._came[settlement.side]
+        if length is None or came.first is None or self.now - came.first <= length:
+            return
+        if isinstance(settlement.debtor, OwingRows):
+            times = came.times(np.arange(settlement.debtor.low, settlement.debtor.high) + 1)
+            if times is not None:
+                self.delayed += int(np.count_nonzero(self.now - times > length))

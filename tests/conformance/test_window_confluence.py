@@ -1,0 +1,165 @@
+"""Confluence for windows on every way that rows may take to each other, and with each of its rules broken in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from watersmeet.checks import ConformanceError, run_case
+from watersmeet.checks.windows import conform_windows, make_window_case
+from watersmeet.core.windows import TimeSpan
+from watersmeet.joins.window.confluence import WindowConfluence
+from watersmeet.matching.settlement import OwingRows
+from watersmeet.matching.window_debts import WindowDebts
+from watersmeet.policies.settling import Settling
+from watersmeet.records.times import Timing
+from watersmeet.tables.window_memtable import WindowMemtable
+
+CASES = 60
+TIGHT = {"floor": 0, "fan_in": 3}
+"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
+BUSY = Settling(idle_hashes_per_row=0)
+EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
+LATE = Settling(passes_saved=0, most_runs=3)
+PROMPT = 0.004
+"""Seconds of the clock that the cases run by, a millisecond a poll."""
+
+
+class Watched(WindowConfluence):
+    """Adds up what happened in all cases."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def close(self) -> None:
+        Watched.seen += self.events
+        super().close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    Watched.seen = Counter()
+
+
+@pytest.mark.parametrize(
+    ("options", "proofs"),
+    [
+        (
+            TIGHT | {"settling": BUSY},
+            {"settled before a flush", "settled in a silence", "settled at the end", "merged"},
+        ),
+        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "expired runs", "expired blocks"}),
+        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "expired runs"}),
+        (TIGHT | {"delay": PROMPT, "settling": BUSY}, {"settled in passing", "flushed", "expired runs"}),
+    ],
+    ids=["usual", "eager", "late", "delay"],
+)
+def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
+    conform_windows(Watched, cases=CASES, seed=7_000, **options)
+    assert proofs <= set(+Watched.seen), Watched.seen
+
+
+def test_put_away_rows_are_met_all_the_same() -> None:
+    """Rows that are written after every batch, as on Spark, are found by those that come later."""
+
+    class PutAway(Watched):
+        def arrival_done(self, side: int) -> None:
+            super().arrival_done(side)
+            self._put_away_next = True
+
+        def poll(self, now: float, fuel: int) -> Any:
+            step = super().poll(now, fuel)
+            if step.status.name == "NEED_INPUT" and self._task is None and getattr(self, "_put_away_next", False):
+                self._put_away_next = False
+                self.put_away()
+            return step
+
+    for seed in range(8_000, 8_000 + CASES):
+        run_case(PutAway, make_window_case(seed, PutAway), **TIGHT)
+    assert Watched.seen["put away"] > CASES
+    assert Watched.seen["expired runs"] > 0 and Watched.seen["merged"] > 0
+
+
+def nothing_owed_before(debtor: Any, entry: Any) -> int:
+    """The first rows that come after a flush are taken for rows that were there."""
+    return real_threshold(debtor, entry) + 2
+
+
+def all_owe(debtor: Any, entry: Any) -> int:
+    """Rows meet a run on disk that they have met in memory."""
+    return -1
+
+
+def expired_early(timing: Timing, side: int, newest: int, count: int) -> int:
+    return real_expired(timing, side, newest, count) + 1
+
+
+def expired_while_owed(debts: WindowDebts, side: int, before: int) -> Any:
+    """Runs go that rows still owe."""
+    gone = [entry for entry in debts.runs[side] if entry.span.latest < before and entry.owes_before is None]
+    debts.runs[side][:] = [entry for entry in debts.runs[side] if entry not in gone]
+    debts.refresh()
+    return gone
+
+
+def ends_too_early(table: WindowMemtable, number: int) -> TimeSpan:
+    """A run's span is one short at its end."""
+    reach = real_span(table, number)
+    return reach if reach.is_empty else replace(reach, latest=reach.latest - 1)
+
+
+def begins_too_late(table: WindowMemtable, number: int) -> TimeSpan:
+    """A run's span is one short at its beginning."""
+    reach = real_span(table, number)
+    return reach if reach.is_empty else replace(reach, earliest=reach.earliest + 1)
+
+
+def looks_back_too_little(table: WindowMemtable, number: int) -> TimeSpan:
+    """Rows that owe are taken to look back one unit less than they do."""
+    reach = real_span(table, number)
+    return reach if reach.is_empty else replace(reach, floor=reach.floor + 1)
+
+
+def any_row_may_expire(table: WindowMemtable, before: int, most: int) -> int:
+    """Rows go from memory that have yet to settle."""
+    return real_let_expire(table, before, table.rows)
+
+
+def numbers_stay(debts: WindowDebts, side: int, count: int) -> None:
+    """Rows that have got smaller numbers are taken for others."""
+    debts.settled[side] = min(debts.settled[side], debts._tables[side].rows)
+    for entry in debts.runs[1 - side]:
+        entry.since = min(entry.since, debts._tables[side].rows)
+    debts.refresh()
+
+
+real_threshold, real_expired = OwingRows.threshold, Timing.expired_before
+real_span, real_let_expire = WindowMemtable.span_from, WindowMemtable.let_expire
+
+MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
+    "rows owe runs that they met in memory": (OwingRows, "threshold", all_owe),
+    "the first rows after a flush owe nothing": (OwingRows, "threshold", nothing_owed_before),
+    "expired one tick too early": (Timing, "expired_before", expired_early),
+    "runs expire that are owed": (WindowDebts, "drop_expired", expired_while_owed),
+    "a run's span ends too early": (WindowMemtable, "span_from", ends_too_early),
+    "a run's span begins too late": (WindowMemtable, "span_from", begins_too_late),
+    "rows look back too little": (WindowMemtable, "span_from", looks_back_too_little),
+    "rows expire that owe": (WindowMemtable, "let_expire", any_row_may_expire),
+    "rows that moved are mistaken": (WindowDebts, "rows_dropped", numbers_stay),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken = MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"):
+        run_many()
+
+
+def run_many() -> None:
+    for seed in range(600):
+        run_case(WindowConfluence, make_window_case(seed, WindowConfluence), **TIGHT, settling=BUSY)
