@@ -57,9 +57,12 @@ class RoomFirst:
         if not isinstance(task, Arriving) or not task.waits or self._may_go_on(task):
             return False
         # The rows go back to where they came from: what is to be done first may take a while.
-        self._intakes[task.input].put_back(*task.rest())
+        self._take_back(task)
         self._task = None
         return True
+
+    def _take_back(self, arrival: Any) -> None:
+        self._intakes[arrival.input].put_back(*arrival.rest())
 
     def _may_go_on(self, arrival: Arriving) -> bool:
         """Whether there is room for the next rows, and nothing that should be done before."""

@@ -16,11 +16,12 @@ import numpy as np
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.protocol import Status, Step
+from watersmeet.core.protocol import Step
 from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import parse_seconds
-from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.arrival import Task
+from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.debts import Debts, RunEntry
@@ -130,7 +131,7 @@ class MergeTask:
         return {"kind": "merge"}
 
 
-class Confluence(ProgressiveJoin):
+class Confluence(RoomFirst, ProgressiveJoin):
     """Every row that arrives meets the other input's memory at once, and owes what that input has on disk.
 
     The joins of the literature shun the disk while rows arrive: rows that missed each other in memory wait for a
@@ -231,8 +232,6 @@ class Confluence(ProgressiveJoin):
         """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
         """Settlements that have begun; one that gave way to arrivals goes on later."""
-        self._full = False
-        """Whether rows wait for a memtable to be flushed."""
         self._runs_changed = False
         """Whether runs may be ready to be merged that were not before."""
         self._written = 0
@@ -325,12 +324,6 @@ class Confluence(ProgressiveJoin):
         owing = sum(self.debts.owing(side) for side in (0, 1)) if self.tables else 0
         return Report(lateness=Lateness(*self.lateness.median_and_p99(), self.longest_wait, owing))
 
-    @property
-    def phase(self) -> str:
-        """Arriving, reactive, clean-up or done."""
-        phase = super().phase
-        return "arriving" if phase == "reactive" and self._task is not None and self._is_urgent(self._task) else phase
-
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
@@ -362,41 +355,6 @@ class Confluence(ProgressiveJoin):
         return Lookup(Probe(hashes, other.buckets_of(hashes)), other, Between(side, source, other))
 
     # --- work ---
-
-    def _put_off(self, task: Task) -> bool:
-        if not isinstance(task, Arrival) or not task.waits or self._may_go_on(task):
-            return False
-        # The rows go back to where they came from: what is to be done first may take a while.
-        self._take_back(task)
-        self._task = None
-        return True
-
-    def _take_back(self, arrival: Arrival) -> None:
-        self._intakes[arrival.input].put_back(*arrival.rest())
-
-    def _may_go_on(self, arrival: Arrival) -> bool:
-        """Whether there is room for the next rows, and nothing that should be done before."""
-        side = arrival.input
-        if self._is_due(side):
-            return False
-        arrival.kept = self.must_keep(side)
-        if self._has_some_room(arrival):
-            return True
-        if not any(table.rows for table in self.tables):
-            return True  # nothing can be moved: the frame says so
-        self._full = True
-        return False
-
-    def _has_some_room(self, arrival: Arrival) -> bool:
-        """Whether a good part of the next rows fits; a few at a time would take as long, each, as many."""
-        count = arrival.rows - arrival.next
-        least = min(count, max(1, self.tables[arrival.input].rows // 16))
-        while True:
-            if self._has_room_for(arrival, count):
-                return True
-            count //= 2
-            if count < least:
-                return False
 
     def _is_due(self, side: int) -> bool:
         """Whether rows of a side should settle before more arrive."""
@@ -437,9 +395,9 @@ class Confluence(ProgressiveJoin):
             task = self._merge_task()
             if task is not None:
                 return task
-        if self._full:
+        if self.full:
             task = self._make_room()
-            self._full = task is not None
+            self.full = task is not None
             return task or self._urgent_task()
         return None
 
@@ -448,14 +406,8 @@ class Confluence(ProgressiveJoin):
         owed = self.debts.owes(1 - side) or self._settling[1 - side] is not None
         return owed and self.debts.waiting_to_merge(side, self._fan_in)
 
-    def _status(self) -> Status:
-        status = super()._status()
-        if status in (Status.NEED_INPUT, Status.HAS_WORK) and self._has_urgent_work():
-            return Status.HAS_OUTPUT
-        return status
-
     def _has_urgent_work(self) -> bool:
-        if self._full or any(self._is_due(side) for side in (0, 1)):
+        if self.full or any(self._is_due(side) for side in (0, 1)):
             return True
         return self._runs_changed and any(self._has_too_many_runs(side) or self._runs_to_merge(side) for side in (0, 1))
 
@@ -488,14 +440,6 @@ class Confluence(ProgressiveJoin):
         if len(self.debts.owing_runs(side)) >= most:
             return False
         return self._policy.can_wait(self.debts.owing(side), self.debts.hashes_owed(side))
-
-    def secure(self, claim: Any, spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-        """Room is made before rows are taken (see `_may_go_on`): here, there is some or there is none."""
-        if claim():
-            return True
-        for table in self.tables:
-            table.trim(0)
-        return bool(claim())
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         return False
@@ -695,7 +639,7 @@ class Confluence(ProgressiveJoin):
             "settled_at": list(self._settled_at),
             "settling": settling,
             "idle_share": self._idle_share,
-            "full": self._full,
+            "full": self.full,
             "written": self._written,
             "built": [table.index.built for table in self.tables],
             "origin": self.codec.origin if isinstance(self.codec, BandKeys) else None,
@@ -708,7 +652,7 @@ class Confluence(ProgressiveJoin):
         self.debts.load(state, self.store)
         self._settled_at = list(state["settled_at"])
         self._idle_share = state["idle_share"]
-        self._full, self._written = state["full"], state["written"]
+        self.full, self._written = state["full"], state["written"]
         for table, built in zip(self.tables, state["built"], strict=True):
             table.built = built
         if isinstance(self.codec, BandKeys):
