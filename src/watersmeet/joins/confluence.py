@@ -156,6 +156,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
     their runs owe: several of them settle together. Rows that wait for nothing but an input that has ended are not kept
     once they have settled.
 
+    With a band, rows are sorted by their values in place of hashes, or by half a hash and the value if there are
+    equalities beside it; and a row looks for all keys from one to another (`matching.reach`).
+
     :param settling: when rows settle, and when they wait for others.
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek; rows of
         one hash then meet a run page by page. Without, work on the disk is counted by bytes.

@@ -21,6 +21,9 @@ owe is one number a run: `since`, the first row that came after it was written. 
 settled, their run *owes*, and says since when: all its rows came after `owes_before`, and no run of the other input was
 written while they came. (`tests/conformance/test_confluence.py` breaks each of these rules, and is noticed.)
 
+What a row looks for is its own hash; or, where values need only be close, all keys from `low` to `high`, both of which
+rise with the row's own key (`matching.reach`). Who owes what has nothing to do with it.
+
 A settlement stops at any pair, and goes on where it stopped: rows may arrive meanwhile, for they have higher numbers.
 """
 

@@ -177,6 +177,14 @@ def test_joins_on_equal_values_refuse_bands(name: str) -> None:
         wm.join(pa.table({"p": [1]}), pa.table({"p": [1]}), on=wm.band("p", 1), algorithm=name)
 
 
+@pytest.mark.parametrize("on", [wm.band("p", 1), ["q", wm.band("p", 1)]], ids=["alone", "beside"])
+def test_bands_go_to_confluence_unless_told_otherwise(on: Any) -> None:
+    rows = pa.table({"p": [1, 2, 9], "q": [4, 4, 4]})
+    result = wm.join(rows, rows, on=on, delay="1 s")
+    assert result.table().num_rows == 5
+    assert result.progress.algorithm == "confluence"
+
+
 def test_join_beside_an_equality() -> None:
     buys = pa.table({"sym": ["a", "b", "a"], "price": [1.0, 1.0, 9.0]})
     sells = pa.table({"sym": ["a", "a"], "price": [1.5, 8.5]})
