@@ -19,6 +19,13 @@ from watersmeet.drivers.trace import Trace
 from watersmeet.sources.schedules import Schedule, bursts
 from website.markdown import first_sentence, of_docstring, slug
 
+REGISTRIES: tuple[tuple[str, Mapping[str, type]], ...] = (
+    ("join", planner.ALGORITHMS),
+    ("multijoin", planner.MULTIWAY),
+    ("window_join", planner.WINDOW_ALGORITHMS),
+    ("lookup_join", planner.LOOKUPS),
+)
+"""The verbs, and the joins that each can be told to use."""
 TITLES = {
     "ah_ewj": "AH-EWJ", "confluence": "Confluence", "diner": "DINER", "ewj": "EWJ", "hmj": "HMJ",
     "index_nested_loop": "Index nested loop", "meshjoin": "MESHJOIN", "metadata_mjoin": "The metadata-aware MJoin",
@@ -70,22 +77,24 @@ def experiments(page: Path) -> list[Experiment]:
     return found
 
 
-def joins() -> dict[str, type]:
-    """Every join of every registry, by its name."""
-    return {
-        **planner.ALGORITHMS, **planner.MULTIWAY, **planner.WINDOW_ALGORITHMS, **planner.LOOKUPS,
-    }  # fmt: skip
+def joins() -> dict[str, list[type]]:
+    """Every join of every registry, by its name; one name may stand for several, of different verbs."""
+    found: dict[str, list[type]] = {}
+    for _, registry in REGISTRIES:
+        for name, kind in registry.items():
+            found.setdefault(name, []).append(kind)
+    return found
 
 
 def pages(docs: Path) -> dict[str, str]:
     """Path and text of each page."""
     told = experiments(docs / "reproduction.md")
-    found = {f"joins/{name}.md": _page(name, kind, told) for name, kind in sorted(joins().items())}
+    found = {f"joins/{name}.md": _page(name, kinds, told) for name, kinds in sorted(joins().items())}
     found["joins/parallel_join.md"] = _parallel(told)
     return found
 
 
-def _page(name: str, kind: type, told: list[Experiment]) -> str:
+def _page(name: str, kinds: list[type], told: list[Experiment]) -> str:
     out = [f"# {TITLES.get(name, name)}", ""]
     out += [f'`algorithm="{name}"`{_where(name)}', ""]
     if name == "confluence":
@@ -94,22 +103,20 @@ def _page(name: str, kind: type, told: list[Experiment]) -> str:
             "#beside-the-papers-joins) and [where it is not ahead](../confluence.md#where-it-is-not-ahead).",
             "",
         ]
-    out += [of_docstring(kind.__doc__), "", *_run(name), *_found(name, told)]
+    out += [of_docstring(kinds[0].__doc__), ""]
+    for another in kinds[1:]:
+        out += [f"## {_of_verb(another)}", "", of_docstring(another.__doc__), ""]
+    out += [*_run(name), *_found(name, told)]
     return "\n".join(out) + "\n"
 
 
 def _where(name: str) -> str:
-    verbs = [
-        verb
-        for verb, names in (
-            ("join", planner.ALGORITHMS),
-            ("window_join", planner.WINDOW_ALGORITHMS),
-            ("multijoin", planner.MULTIWAY),
-            ("lookup_join", planner.LOOKUPS),
-        )
-        if name in names
-    ]
+    verbs = [verb for verb, registry in REGISTRIES if name in registry]
     return " of " + " and ".join(f"[`wm.{verb}`](../verbs/{verb}.md)" for verb in verbs)
+
+
+def _of_verb(kind: type) -> str:
+    return next(f"For wm.{verb}" for verb, registry in REGISTRIES if kind in registry.values())
 
 
 def _run(name: str) -> list[str]:
@@ -204,12 +211,7 @@ def overview() -> str:
         "Read off the registry and the joins' own docstrings; [which to choose](../choosing.md).",
         "",
     ]
-    for verb, names in (
-        ("join", planner.ALGORITHMS),
-        ("multijoin", planner.MULTIWAY),
-        ("window_join", planner.WINDOW_ALGORITHMS),
-        ("lookup_join", planner.LOOKUPS),
-    ):
+    for verb, names in REGISTRIES:
         out += [f"## For wm.{verb}", "", "| `algorithm` | idea |", "|---|---|"]
         out += [f"| [`{name}`]({name}.md) | {first_sentence(kind.__doc__)} |" for name, kind in sorted(names.items())]
         out.append("")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
@@ -162,6 +164,15 @@ def test_the_readme_is_one_screen_with_two_pictures() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 50
     assert sum(line.startswith("![") for line in lines) == 2
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    pq.write_table(pa.table({"order_id": [1, 2, 3]}), "orders.parquet")
+    names = {"slow_iterator": iter([{"order_id": 2, "sent": True}]), "found": []}
+    exec(block.replace("...", "found += batch.to_pylist()"), names)
+    assert names["found"] == [{"order_id": 2, "sent": True}]
 
 
 def test_commands_in_the_pages_are_understood() -> None:
