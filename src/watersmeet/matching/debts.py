@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.runs.spine import to_merge
-from watersmeet.spill.store import Store
 from watersmeet.tables.memtable import Memtable
 
 _NEVER = 1 << 62
@@ -126,28 +125,46 @@ class Debts:
 
     # --- runs that become one ---
 
-    def to_merge(self, side: int, fan_in: int) -> list[SortedRun]:
-        """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves."""
+    def to_merge(self, side: int, fan_in: int, after: int = 0) -> list[SortedRun]:
+        """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves.
+
+        Of those that were written after a tick; others are somebody else's to merge.
+        """
         if self.owing_runs(1 - side):
             return []  # these owe some and not others
         settled = self.settled[1 - side]
-        ready = [entry for entry in self.runs[side] if entry.owes_before is None]
+        ready = [entry for entry in self.runs[side] if entry.owes_before is None and entry.birth > after]
         same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
         count = to_merge([entry.level for entry in same], fan_in)
         return [entry.run for entry in same[len(same) - count :]]
+
+    def unmerged(self, side: int, after: int) -> int:
+        """How many runs that were written after a tick, and owe nothing, have not been merged."""
+        return sum(entry.level == 0 and entry.owes_before is None and entry.birth > after for entry in self.runs[side])
+
+    def rows_since(self, side: int, after: int) -> int:
+        """How many rows are in runs that were written after a tick."""
+        return sum(entry.run.rows for entry in self.runs[side] if entry.birth > after)
+
+    def forget(self, side: int) -> list[str]:
+        """Nobody will meet the runs of a side any more; returns their names."""
+        names = [entry.run.name for entry in self.runs[side]]
+        self.runs[side].clear()
+        self.refresh()
+        return names
 
     def keeps_runs_apart(self, side: int, most: int) -> bool:
         """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
         return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= most
 
-    def replace(self, side: int, runs: Sequence[SortedRun], merged: SortedRun) -> None:
-        """A merged run takes the place of the runs that it was made of."""
+    def replace(self, side: int, runs: Sequence[SortedRun], *merged: SortedRun) -> None:
+        """A merged run, in one piece or in several, takes the place of the runs that it was made of."""
         gone = {run.name for run in runs}
         olds = [entry for entry in self.runs[side] if entry.run.name in gone]
         birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
         place = self.runs[side].index(olds[0])
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
-        self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1))
+        self.runs[side][place:place] = [RunEntry(run, birth, since, olds[0].level + 1) for run in merged]
         self.refresh()
 
     # --- as a whole ---
@@ -180,10 +197,9 @@ class Debts:
         runs = [[entry.to_state() for entry in entries] for entries in self.runs]
         return {"runs": runs, "settled": list(self.settled)}
 
-    def load(self, state: dict[str, Any], store: Store) -> None:
-        """Take over what a snapshot says; no row is read."""
+    def load(self, state: dict[str, Any], open_run: Callable[[int, str], SortedRun]) -> None:
+        """Take over what a snapshot says, with a way to open runs of a side; no row is read."""
         for side, runs in enumerate(state["runs"]):
-            types = self._tables[side].types
-            self.runs[side][:] = [RunEntry(SortedRun(store, name, types), *rest) for name, *rest in runs]
+            self.runs[side][:] = [RunEntry(open_run(side, name), *rest) for name, *rest in runs]
         self.settled = list(state["settled"])
         self.refresh()
