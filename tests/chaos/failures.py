@@ -17,8 +17,6 @@ from chaos.watched import RAISE, STRAGGLE, Note
 from chaos.work import Work, difference
 from watersmeet.spark.state.directory import batch_of
 from watersmeet.spark.state.files import read_json
-from watersmeet.spill.file_store import FileStore
-from watersmeet.spill.segment import Segment
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -228,11 +226,13 @@ def damage(trial: Trial) -> str:
         trial.job.kill_driver()  # what a worker process has in memory, it does not read
     else:
         trial.job.tell("stop")
-    segment = (_newest_snapshot if kept else _newest_large_segment)(trial.job.place / "state", trial.rng)
+    segment = (_newest_snapshot if kept else _newest_large_run)(trial.job.place / "state", trial.rng)
     content = segment.read_bytes()
     segment.unlink()
     if how != "gone":
         middle = trial.rng.randrange(len(content) // (3 if kept else 1))  # in its rows: not all has to be read
+        while how == "altered" and not content[middle]:
+            middle -= 1  # not among the zeros that fill a run up to where rows begin, which say nothing
         altered = content[:middle] + bytes([content[middle] ^ 1 << trial.rng.randrange(8)]) + content[middle + 1 :]
         segment.write_bytes(altered if how == "altered" else content[:middle])
     if kept:
@@ -250,14 +250,12 @@ def damage(trial: Trial) -> str:
     return f"{segment.parent.name}/{segment.name} was {how}, and was named"
 
 
-def _newest_large_segment(state: Path, rng: random.Random) -> Path:
-    """The largest segment of what some group holds now, of those all of whose rows it still needs."""
+def _newest_large_run(state: Path, rng: random.Random) -> Path:
+    """The largest run of what some group holds now, of those that rows are looked up in."""
     group = rng.choice(sorted(state.glob("group-*")))
-    refs = [ref for side in _newest_manifest(group)["sides"] for run in side for ref in run["segments"]]
-    store = FileStore.at(group)
-    # Rows at the beginning of a segment may have been merged elsewhere: nobody reads those, nor misses them.
-    names = [ref["name"] for ref in refs if Segment.open(store, ref["name"]).rows == ref["rows"]]
-    return max((group / name for name in names), key=lambda path: path.stat().st_size)
+    manifest = _newest_manifest(group)
+    names = [name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs]
+    return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size)
 
 
 def _newest_snapshot(state: Path, rng: random.Random) -> Path:

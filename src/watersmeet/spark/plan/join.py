@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from watersmeet.core.errors import SpecError
+from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
-from watersmeet.memory import parse_memory
+from watersmeet.joins.confluence import Confluence
+from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
 from watersmeet.spark.plan.inputs import (
@@ -35,8 +36,6 @@ from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.operator_task import OperatorTask
 from watersmeet.spark.task.punctuations import read_promises
-from watersmeet.spark.task.run_task import JoinTask
-from watersmeet.spark.task.sizes import Sizes
 from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:
@@ -104,18 +103,15 @@ def join(
     budget = parse_memory(memory)
     directory = state_path(state, streaming)
     groups = group_count(left, partitions, spec)
-    tagging = Tagging(schemas, key_columns(spec, schemas), groups, ends and streaming)
-    retain = retained_batches(left)
+    signed = ends and streaming
+    tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed)
     times = time_columns(spec, time)
-    kept = parse_memory(cache)
-    task: Any
-    if factory is None:
-        Sizes.divide(budget)
-        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times, kept)
-    else:
-        Shares.check(budget, factory.least_memory())
-        task = OperatorTask(factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retain, times, kept)
-    rows, results = tagging.shuffled(left, right, carry_sign=factory is not None), output_schema(spec, schemas)
+    _check_memory(budget, factory)
+    task = OperatorTask(
+        factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(left), times,
+        parse_memory(cache), signed,
+    )  # fmt: skip
+    rows, results = tagging.shuffled(left, right, carry_sign=signed), output_schema(spec, schemas)
     run = portable(task, left.sparkSession)
     if directory is None:
         return rows.mapInArrow(run, results)
@@ -145,19 +141,29 @@ def _checked_promises(promises: Mapping[str, Mapping[str, Any]] | None, are_told
     return found
 
 
-def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory | None:
-    """What makes the operators of a progressive join; None where the join of micro-batches does better."""
-    factory = JoinFactory.of(spec, algorithm)
+def _check_memory(memory: int, factory: JoinFactory) -> None:
+    """Refuse a budget in which a task cannot work."""
+    if not factory.settles:
+        Shares.check(memory, factory.least_memory())
+    elif memory < factory.least_memory():
+        least = factory.least_memory()
+        raise BudgetError(
+            f"{format_bytes(memory)} of memory are too little for a task of this join; allow at least "
+            f"{least} bytes ({format_bytes(least)})"
+        )
+
+
+def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory:
+    """What makes the operators of a join."""
     if streaming and not ends:
         if spec.band is not None:
             raise SpecError(
                 f"a join of endless streams takes equalities only: filter its result by the band, or let both "
                 f"inputs say when they end, in a column {EVENT!r}"
             )
-        if algorithm != "auto":
+        if algorithm not in ("auto", Confluence.name):
             raise SpecError(
                 f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
                 f"algorithm= out, or give both a column {EVENT!r}"
             )
-        return None
-    return factory if streaming or algorithm != "auto" or spec.band is not None else None
+    return JoinFactory.of(spec, algorithm)

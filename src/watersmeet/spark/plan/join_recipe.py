@@ -11,10 +11,16 @@ from watersmeet import planner
 from watersmeet.core.protocol import Punctuate, Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.policies.settling import Settling
+from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import Store
+
+_AT_THE_END = Settling(least_rows=1 << 62)
+"""All rows of a batch settle together, and not before its end."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,17 @@ class JoinFactory:
         if not isinstance(operator, MetadataMJoin):
             return seen
         return sum(operator.state_rows) + sum(disk.total_rows for disk in operator.disks)
+
+    @property
+    def settles(self) -> bool:
+        """Whether its operator can owe nothing at the end of a batch."""
+        return self.algorithm == Confluence.name
+
+    def settling(self, memory: int, store: Store, before: Snapshot | None, open_run: OpenRun) -> Confluence:
+        """An operator whose rows settle at the end of a batch: as of a snapshot, or one that has seen nothing."""
+        if before is None:
+            return Confluence(self.spec, memory, store, settling=_AT_THE_END)
+        return Confluence.restore(self.spec, before, memory, store, settling=_AT_THE_END, open_run=open_run)
 
     def build(self, memory: int, store: Store) -> ProgressiveJoin:
         """An operator that has seen nothing."""
