@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.state.store import VersionedStore
 
 MOST_KEPT = 256
@@ -46,8 +46,7 @@ class OpenRuns:
         Mapping a page again costs a microsecond, which small batches would feel.
         """
         if sum(run.nbytes for run in self._used.values()) > keep:
-            for run in self._used.values():
-                run.release()
+            let_go(list(self._used.values()))
         self._used.clear()
 
 
