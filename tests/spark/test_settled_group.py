@@ -212,7 +212,7 @@ def test_rows_beyond_the_memory_are_written_in_several_runs_and_all_found(tmp_pa
     assert counts.peak <= 256 << 10
     assert counts.spilled > (left.nbytes + right.nbytes) // 2
     assert sum(batch.num_rows for batch in found) == counts.results == _count(left, right)
-    assert max(batch.nbytes for batch in found) <= 64 << 10
+    assert max(batch.nbytes for batch in found) <= 1 << 20
     assert counts.state_rows == 50_000
 
 
@@ -223,7 +223,7 @@ def test_one_key_for_all_rows_comes_out_in_bounded_batches(tmp_path: Path) -> No
     found = group.batch(0, [(0, left.slice(0, 300)), (1, right)]) + group.batch(1, [(0, left.slice(300))])
     assert sum(batch.num_rows for batch in found) == 700 * 600
     assert len(set(zip(*(pa.Table.from_batches(found).column(i).to_pylist() for i in (1, 2)), strict=True))) == 50 * 70
-    assert max(batch.nbytes for batch in found) <= 64 << 10
+    assert max(batch.nbytes for batch in found) <= 1 << 20
 
 
 def test_who_goes_on_maps_runs_and_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable
+from watersmeet.tables.memtable_index import HashIndex
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 
 _RUN_BYTES = 512
@@ -168,6 +169,7 @@ class Confluence(ProgressiveJoin):
         them does not cover comes on top of it. 0: everything is within the budget.
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
+    :param most_slice: rows that are sorted and settle at a time, at most; memory may allow fewer.
     :param open_run: opens a run that a snapshot names, for those who have some open; unless given, from the store.
 
     >>> import pyarrow as pa
@@ -204,6 +206,7 @@ class Confluence(ProgressiveJoin):
         fan_in: int | None = None,
         floor: int = _FLOOR,
         grain: Grain | None = None,
+        most_slice: int = _MOST_SLICE,
         open_run: OpenRun | None = None,
     ) -> None:
         self.refuse_unfit(spec)
@@ -217,8 +220,11 @@ class Confluence(ProgressiveJoin):
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
         by_range = spec.band is not None
-        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
+        slice_rows = max(_LEAST_SLICE, min(most_slice, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
         self._slice = Slice(slice_rows, by_range)
+        for table in self.tables:
+            if isinstance(table.index, HashIndex):
+                table.index.scratch = self._slice.scratch
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
         self.beyond = self.sizing.beyond
         sizes = {"sorting": (Slice.bytes_for(slice_rows, by_range), share), "writing": (self._block_bytes, share)}
@@ -515,11 +521,8 @@ class Confluence(ProgressiveJoin):
         settling = self._settling[side]
         if settling is None:
             owing = self.debts.owing_runs(side)
-            debtor = (
-                OwingRuns(owing)
-                if owing
-                else OwingRows(self.tables[side], self.debts.settled[side], self.tables[side].rows)
-            )
+            table, room = self.tables[side], len(self._slice.rows)
+            debtor = OwingRuns(owing) if owing else OwingRows(table, self.debts.settled[side], table.rows, room=room)
             settling = self._settling[side] = self._settlement(side, debtor)
             self._settled_at[side] = self.clock
             self.events[f"settled {why}"] += 1
@@ -527,8 +530,10 @@ class Confluence(ProgressiveJoin):
         return SettlementTask(self, settling, urgent)
 
     def _settlement(self, side: int, debtor: OwingRows | OwingRuns, names: Sequence[str] | None = None) -> Settlement:
-        """A settlement with all runs there are, or with those of these names."""
+        """A settlement with all runs that rows owe, or with those of these names."""
         entries = [entry for entry in self.debts.runs[1 - side] if names is None or entry.run.name in names]
+        if isinstance(debtor, OwingRows):
+            entries = [entry for entry in entries if entry.since < debtor.high]
         reach = self.codec if isinstance(self.codec, BandKeys) else None
         return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach)
 
@@ -643,10 +648,10 @@ class Confluence(ProgressiveJoin):
         self.debts.rows_left(side)
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
-        self._slice.owner = None
-        run = write_run(
-            self.store, self._new_name(side), table, self._slice.hashes, self._slice.rows, self._block_bytes
-        )
+        there, self._slice.owner = self._slice.holds(table), None
+        buffers = self._slice.hashes, self._slice.rows
+        name = self._new_name(side)
+        run = write_run(self.store, name, table, *buffers, self._block_bytes, sorted_already=there)
         self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,8 +20,8 @@ from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import Store
 
-_AT_THE_END = Settling(least_rows=1 << 62)
-"""All rows of a batch settle together, and not before its end."""
+_OF_BATCHES: dict[str, Any] = {"settling": Settling(least_rows=1 << 62), "most_slice": 1 << 20}
+"""All rows of a batch settle together, and not before its end; sorted once, if they are not too many."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class JoinFactory:
     def settling(self, memory: int, store: Store, before: Snapshot | None, open_run: OpenRun) -> Confluence:
         """An operator whose rows settle at the end of a batch: as of a snapshot, or one that has seen nothing."""
         if before is None:
-            return Confluence(self.spec, memory, store, settling=_AT_THE_END)
-        return Confluence.restore(self.spec, before, memory, store, settling=_AT_THE_END, open_run=open_run)
+            return Confluence(self.spec, memory, store, **_OF_BATCHES)
+        return Confluence.restore(self.spec, before, memory, store, open_run=open_run, **_OF_BATCHES)
 
     def build(self, memory: int, store: Store) -> ProgressiveJoin:
         """An operator that has seen nothing."""
