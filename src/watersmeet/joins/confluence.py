@@ -354,9 +354,9 @@ class Confluence(ProgressiveJoin):
         self._settling = [None, None]
 
     @property
-    def runs(self) -> list[SortedRun]:
-        """Those of both sides, without pieces of merged ones that nobody meets yet."""
-        return [entry.run for entries in self.debts.runs for entry in entries]
+    def runs(self) -> list[list[SortedRun]]:
+        """Those of each side, without pieces of merged ones that nobody meets yet."""
+        return [[entry.run for entry in entries] for entries in self.debts.runs]
 
     # --- rows that arrive ---
 

@@ -35,6 +35,8 @@ from watersmeet.spark.state.remote import CACHE_BYTES, Place, store_at
 FORMAT = 4
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
+ROWS = "rows"
+"""In the manifest of an operator whose rows are all in runs: how many there are of each input."""
 RESULTS = "results"
 """In the manifest of an operator that may give other results when it is repeated: the names of the files that keep what
 the batch gave, until it is over."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import Arrive, End, Event, Snapshot
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
-from watersmeet.spark.state.directory import GroupState
+from watersmeet.spark.state.directory import ROWS, GroupState
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
@@ -43,8 +43,8 @@ class Settling(Keepable, Protocol):
         ...
 
     @property
-    def runs(self) -> list[SortedRun]:
-        """All there are."""
+    def runs(self) -> list[list[SortedRun]]:
+        """Those of each input."""
         ...
 
     def end_batch(self) -> None:
@@ -108,9 +108,10 @@ class SettledGroup:
             snapshot = None if operator.phase == "done" else operator.snapshot()
             self.counts.peak = operator.budget.peak
             self.counts.written = store.bytes_written
-            if snapshot is not None:
-                self.counts.state_rows = sum(run.rows for run in operator.runs)
-                self.counts.state_bytes = sum(run.nbytes for run in operator.runs)
+            runs = [] if snapshot is None else operator.runs
+            rows = [sum(run.rows for run in each) for each in runs]
+            self.counts.state_rows = sum(rows)
+            self.counts.state_bytes = sum(run.nbytes for each in runs for run in each)
         except BaseException as error:
             store.abandon()
             if isinstance(error, SegmentError):
@@ -119,7 +120,8 @@ class SettledGroup:
         finally:
             operator.close()
             self._opened.release(keep=self._memory // _KEPT_SHARE)
-        publish(self._group, store, {**described(snapshot, store), "ended": sorted(over | ended())})
+        told = {"ended": sorted(over | ended()), ROWS: rows or [0] * len(self._factory.names)}
+        publish(self._group, store, {**described(snapshot, store), **told})
 
     def _open(self) -> tuple[Settling, VersionedStore]:
         """The group's operator as of the batch before."""
