@@ -52,7 +52,9 @@ class Verb:
     own: Callable[..., Any]
     """Spark's own join of the same rows, as batch DataFrames."""
     ends: bool = False
-    """Whether its inputs say when they end, and pairs may be owed until then."""
+    """Whether its inputs say when they end."""
+    owes: bool = False
+    """Whether pairs may be owed until then."""
     publishes: bool = True
     """Whether its tasks publish a state."""
     keeps_operators: bool = True
@@ -178,11 +180,11 @@ VERBS = {
     "ending": Verb(
         join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True, keeps_operators=False
     ),
-    "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, ends=True),
+    "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, True, True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
     "multijoin": Verb(
-        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
+        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True, owes=True,
         keys=10 * KEYS,
     ),
     "lookup_join": Verb(

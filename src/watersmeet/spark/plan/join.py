@@ -60,11 +60,12 @@ def join(
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
 
-    *Endless streams*: all rows are kept, on disk, and a pair is found in the batch that brings its second row, however
-    far apart the two come. *Streams that end*, each with a column `watersmeet_event` (see `wms.with_events`),
-    are joined progressively: rows are kept in memory as long as they fit and wait on disk when they do not; their
-    pairs are found with what is left of each batch's `fuel`, and the rest in the batch that brings the last end. How
-    many rows a batch takes is the sources' part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
+    All rows are kept, on disk, and a pair is found in the batch that brings its second row, however far apart the two
+    come. *Streams that end*, each with a column `watersmeet_event` (see `wms.with_events`), forget rows that wait for
+    nothing but an input that has ended; and with an `algorithm` of the literature they are joined progressively: rows
+    stay in memory as long as they fit and wait on disk when they do not; their pairs are found with what is left of
+    each batch's `fuel`, and the rest in the batch that brings the last end. How many rows a batch takes is the sources'
+    part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
 
     State is written before a batch ends and is tied to the query's checkpoint: a query that is started again goes on
     where it was, and one that is started without its state, or with another one, says so.
@@ -82,8 +83,8 @@ def join(
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.
-    :param fuel: of streams that end: units of work (a row probed, inserted or emitted) that a group may use in a batch;
-        rows that arrive and the work after the last end are done in any case.
+    :param fuel: with an algorithm of the literature: units of work (a row probed, inserted or emitted) that a group may
+        use in a batch; rows that arrive and the work after the last end are done in any case.
     :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
         the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param promises: of streams with a column `watersmeet_event`: what the inputs promise, such as
