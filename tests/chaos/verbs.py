@@ -184,8 +184,8 @@ VERBS = {
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
     "multijoin": Verb(
-        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True, owes=True,
-        keys=10 * KEYS,
+        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
+        owes=True, keys=10 * KEYS,
     ),
     "lookup_join": Verb(
         lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named,
