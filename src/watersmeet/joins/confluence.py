@@ -43,7 +43,6 @@ from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable
-from watersmeet.tables.memtable_index import HashIndex
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 
 _RUN_BYTES = 512
