@@ -17,8 +17,6 @@ from chaos.watched import RAISE, STRAGGLE, Note
 from chaos.work import Work, difference
 from watersmeet.spark.state.directory import batch_of
 from watersmeet.spark.state.files import read_json
-from watersmeet.spill.file_store import FileStore
-from watersmeet.spill.segment import Segment
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -30,13 +28,13 @@ _COMMON_GROUPS = 3
 class Trial:
     """A query that goes on from one failure to the next, and the input it is given.
 
-    If its inputs are to end, pairs may be owed until they do: before that, no pair may have come too often, and after
+    Where pairs may be owed until the inputs end, then before that no pair may have come too often, and after
     it none may be missing.
     """
 
     def __init__(self, job: Job, work: Work, say: Say) -> None:
         self.job, self.work, self._say = job, work, say
-        self._may_owe = job.verb.ends
+        self._may_owe = job.verb.owes
         self.rng = random.Random(0)
         self.checks = 0
         self.pairs = 0
@@ -51,7 +49,7 @@ class Trial:
     def begin(self) -> None:
         """Start the query and see that it works at all."""
         self.work.offer(files=2)
-        if self._may_owe:
+        if self.job.verb.ends:
             self.work.offer(files=6, rows=1_500)  # more than memory holds, from the start
         self.job.start()
         self.check()
@@ -69,7 +67,7 @@ class Trial:
         self.work.end()
         self._may_owe = False
         self.check_with_spark()
-        assert owed > 0, "no pair was owed, so nothing was seen of rows that wait on disk"
+        assert owed > 0 or not self.job.verb.owes, "no pair was owed: nothing was seen of rows that wait on disk"
         return owed
 
     def check_with_spark(self) -> None:
@@ -228,11 +226,13 @@ def damage(trial: Trial) -> str:
         trial.job.kill_driver()  # what a worker process has in memory, it does not read
     else:
         trial.job.tell("stop")
-    segment = (_newest_snapshot if kept else _newest_large_segment)(trial.job.place / "state", trial.rng)
+    segment = (_newest_snapshot if kept else _newest_large_run)(trial.job.place / "state", trial.rng)
     content = segment.read_bytes()
     segment.unlink()
     if how != "gone":
         middle = trial.rng.randrange(len(content) // (3 if kept else 1))  # in its rows: not all has to be read
+        while how == "altered" and not content[middle]:
+            middle -= 1  # not among the zeros that fill a run up to where rows begin, which say nothing
         altered = content[:middle] + bytes([content[middle] ^ 1 << trial.rng.randrange(8)]) + content[middle + 1 :]
         segment.write_bytes(altered if how == "altered" else content[:middle])
     if kept:
@@ -250,14 +250,12 @@ def damage(trial: Trial) -> str:
     return f"{segment.parent.name}/{segment.name} was {how}, and was named"
 
 
-def _newest_large_segment(state: Path, rng: random.Random) -> Path:
-    """The largest segment of what some group holds now, of those all of whose rows it still needs."""
+def _newest_large_run(state: Path, rng: random.Random) -> Path:
+    """The largest run of what some group holds now, of those that rows are looked up in."""
     group = rng.choice(sorted(state.glob("group-*")))
-    refs = [ref for side in _newest_manifest(group)["sides"] for run in side for ref in run["segments"]]
-    store = FileStore.at(group)
-    # Rows at the beginning of a segment may have been merged elsewhere: nobody reads those, nor misses them.
-    names = [ref["name"] for ref in refs if Segment.open(store, ref["name"]).rows == ref["rows"]]
-    return max((group / name for name in names), key=lambda path: path.stat().st_size)
+    manifest = _newest_manifest(group)
+    names = [name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs]
+    return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size)
 
 
 def _newest_snapshot(state: Path, rng: random.Random) -> Path:

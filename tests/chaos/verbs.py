@@ -52,7 +52,9 @@ class Verb:
     own: Callable[..., Any]
     """Spark's own join of the same rows, as batch DataFrames."""
     ends: bool = False
-    """Whether its inputs say when they end, and pairs may be owed until then."""
+    """Whether its inputs say when they end."""
+    owes: bool = False
+    """Whether pairs may be owed until then."""
     publishes: bool = True
     """Whether its tasks publish a state."""
     keeps_operators: bool = True
@@ -62,7 +64,13 @@ class Verb:
 
 
 def _join(streams: list[Any], place: Path, groups: int) -> Any:
-    return join(*streams, on="id", memory="256 KiB", state=place / "state", partitions=groups, fuel=_FUEL)
+    return join(*streams, on="id", memory="256 KiB", state=place / "state", partitions=groups)
+
+
+def _progressive(streams: list[Any], place: Path, groups: int) -> Any:
+    """With an operator of which pairs are left over from batch to batch."""
+    given = {"memory": "256 KiB", "state": place / "state", "partitions": groups}
+    return join(*streams, on="id", algorithm="xjoin", fuel=_FUEL, **given)
 
 
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
@@ -168,13 +176,16 @@ def _own_named(left: Any) -> Any:
 
 _BOTH = ("left", "right")
 VERBS = {
-    "join": Verb(join_plan, "JoinTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, keeps_operators=False),
-    "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True),
+    "join": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, keeps_operators=False),
+    "ending": Verb(
+        join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True, keeps_operators=False
+    ),
+    "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, True, True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
     "multijoin": Verb(
         multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
-        keys=10 * KEYS,
+        owes=True, keys=10 * KEYS,
     ),
     "lookup_join": Verb(
         lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named,

@@ -136,7 +136,7 @@ def _noted(method: Callable[..., Any], step: str) -> Callable[..., Any]:
 _WATCHED = [
     (owner, name, _noted(getattr(owner, name), step))
     for owner, name, step in (
-        (GroupState, "latest", "read"), (GroupState, "publish", "published"), (GroupState, "publish_once", "published"),
+        (GroupState, "latest", "read"), (GroupState, "publish_once", "published"),
         (BatchVersions, "current", "read"),
     )
 ]  # fmt: skip

@@ -13,15 +13,15 @@ from pyarrow import fs
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.runs.mapped import OpenSegments
 from watersmeet.spark.plan.join_recipe import JoinFactory
 from watersmeet.spark.state import remote as remote_files
-from watersmeet.spark.state.directory import Batch, Held, Owner, StateDirectory
+from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory
+from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.remote import Cache, RemotePath, RemoteStore
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_group import OperatorGroup, Shares
 from watersmeet.spark.task.ordered_rows import Arrivals
-from watersmeet.spark.task.run_join import MicroBatchJoin
+from watersmeet.spark.task.settled_group import SettledGroup
 from watersmeet.spill.store import MemoryStore
 
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.int64()}), pa.schema({"id": pa.int64()}), parse_on("id"))
@@ -103,21 +103,23 @@ def _begin(objects: Objects, number: int, owner: Owner, run: str = "run-1", cach
     return StateDirectory(_place(objects), owner, Batch(number, run), retain=3, cache_bytes=cache)
 
 
+def _batch(group: GroupState, pieces: list[tuple[int, pa.RecordBatch]]) -> int:
+    """Run a batch in a process that has seen nothing; returns how many results it gives."""
+    join = SettledGroup(JoinFactory.of(SPEC, "auto"), 1 << 20, group, OpenRuns())
+    return sum(batch.num_rows for batch in join.results(iter(pieces), lambda: set()))
+
+
 def test_endless_joins_go_on_from_objects(objects: Objects, tmp_path: Path) -> None:
     owner = Owner("join", 1, "query")
     found = []
     for number in range(20):
         group = _begin(objects, number, owner, cache=1).group(0)  # nothing stays in the cache
-        held = group.before()
-        join = MicroBatchJoin(SPEC, 1 << 20, group.store, group.name, OpenSegments())
         rows = pa.record_batch({"id": [7, number], "a": [number, 0]})
-        join.receive([(0, rows), (1, pa.record_batch({"id": [7]}))])
-        group.publish(Held(number, join.merged(held.runs)))
-        found.append(sum(batch.num_rows for batch in join.results(held.runs)))
+        found.append(_batch(group, [(0, rows), (1, pa.record_batch({"id": [7]}))]))
     # The pairs of a batch: its rows of key 7 with the earlier and with each other; batch 7 has one more on the left.
     expected = [2 * n + 1 + (n + 1 if n == 7 else 1 if n > 7 else 0) for n in range(20)]
     assert found == expected
-    assert any("/left-" in path for path in objects.opened), "segments were fetched again"
+    assert any("/operator-" in path for path in objects.opened), "segments were fetched again"
     assert len([path for path in objects.objects if "/manifest-" in path]) < 12, "old versions were dropped"
 
 
@@ -163,10 +165,8 @@ def test_operators_go_on_from_objects_and_a_replay_hands_out_the_same(
 def test_what_is_wrong_with_objects_is_named(objects: Objects) -> None:
     owner = Owner("join", 1, "query")
     group = _begin(objects, 0, owner).group(0)
-    join = MicroBatchJoin(SPEC, 1 << 20, group.store, group.name, OpenSegments())
-    join.receive([(0, pa.record_batch({"id": [7], "a": [1]}))])
-    group.publish(Held(0, join.merged(((), ()))))
-    [segment] = [path for path in objects.objects if "/left-" in path]
+    _batch(group, [(0, pa.record_batch({"id": [7], "a": [1]}))])
+    [segment] = [path for path in objects.objects if "/operator-" in path]
     del objects.objects[segment]
     store = RemoteStore.of(_place(objects) / "group-0000", Cache(Path(group.store.path).parent / "other", 1 << 20))
     with pytest.raises(SegmentError, match=segment.rpartition("/")[2]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +11,12 @@ import pytest
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpillError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.runs.mapped import OpenSegments
-from watersmeet.spark.state.directory import Batch, GroupState, Held, Owner, StateDirectory, batch_of, manifest_name
+from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.state.directory import SEGMENTS, Batch, GroupState, Owner, StateDirectory, batch_of, manifest_name
+from watersmeet.spark.state.files import read_json
 from watersmeet.spark.state.lineage import token
-from watersmeet.spark.task.run_join import MicroBatchJoin
+from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.task.settled_group import SettledGroup
 
 OWNER = Owner("some join", 2, "query-1")
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
@@ -23,13 +26,22 @@ def begin(path: Path, number: int, run: str = "run-1", owner: Owner = OWNER) -> 
     return StateDirectory(path, owner, Batch(number, run), retain=10)
 
 
-def feed(group: GroupState, number: int, key: int, segments: OpenSegments | None = None) -> list[dict[str, object]]:
+def at_work(group: GroupState, number: int, key: int, opened: OpenRuns | None = None) -> Iterator[pa.RecordBatch]:
+    """A task with a batch of one left and one right row; its results come before its state is published."""
+    rows = [(0, pa.record_batch({"id": [key], "a": [f"in {number}"]})), (1, pa.record_batch({"id": [key]}))]
+    join = SettledGroup(JoinFactory.of(SPEC, "auto"), 1 << 20, group, opened or OpenRuns())
+    return join.results(iter(rows), lambda: set())
+
+
+def feed(group: GroupState, number: int, key: int, opened: OpenRuns | None = None) -> list[dict[str, object]]:
     """A batch of one left and one right row."""
-    held = group.before()
-    join = MicroBatchJoin(SPEC, 1 << 20, group.store, group.name, segments)
-    join.receive([(0, pa.record_batch({"id": [key], "a": [f"in {number}"]})), (1, pa.record_batch({"id": [key]}))])
-    group.publish(Held(number, join.merged(held.runs)))
-    return [row for batch in join.results(held.runs) for row in batch.to_pylist()]
+    return [row for batch in at_work(group, number, key, opened) for row in batch.to_pylist()]
+
+
+def segments(group: GroupState) -> set[str]:
+    """The files that the group holds when a batch begins."""
+    found = group.latest()
+    return set(found[SEGMENTS]) if found else set()
 
 
 def run_batches(path: Path, numbers: range, run: str = "run-1") -> None:
@@ -88,27 +100,27 @@ def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
     run_batches(tmp_path, range(3))
     (tmp_path / "group-0000" / manifest_name(2, "run-1")).unlink()
     with pytest.raises(SnapshotError, match=r"manifest of batch 2 is missing from .*group-0000"):
-        begin(tmp_path, 3).group(0).before()
+        begin(tmp_path, 3).group(0).latest()
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     run_batches(tmp_path, range(1))
     path = tmp_path / "group-0000" / manifest_name(0, "run-1")
-    path.write_text(path.read_text().replace('"rows":1', '"rows":2'))
+    path.write_text(path.read_text().replace('"ended":[]', '"ended":[1]'))
     with pytest.raises(SnapshotError, match=r"manifest-000000000000-[0-9a-f]+ is damaged \(its checksum differs\)"):
-        begin(tmp_path, 1).group(0).before()
+        begin(tmp_path, 1).group(0).latest()
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
 @pytest.mark.parametrize("already_mapped", [False, True])
 def test_a_damaged_segment_is_named(tmp_path: Path, how: str, already_mapped: bool) -> None:
-    segments = OpenSegments()
-    feed(begin(tmp_path, 0).group(0), 0, 7, segments)
+    opened = OpenRuns()
+    feed(begin(tmp_path, 0).group(0), 0, 7, opened)
     if already_mapped:
-        feed(begin(tmp_path, 1).group(0), 1, 7, segments)
+        feed(begin(tmp_path, 1).group(0), 1, 7, opened)
     number = 2 if already_mapped else 1
     group = begin(tmp_path, number).group(0)
-    [name, *_] = sorted(segment for segment in group.before().segments() if segment.startswith("left"))
+    name = min(segments(group))
     path = group.store.path / name
     content = path.read_bytes()
     path.unlink()
@@ -117,7 +129,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path, how: str, already_mapped: bo
         changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes(changed if how == "flipped" else content[:-9])
     with pytest.raises(SegmentError, match=rf"the state in .*group-0000 is damaged.*{name}"):
-        feed(group, number, 7, segments)
+        feed(group, number, 7, opened)
 
 
 def test_a_query_that_goes_back_forgets_what_it_did_not_finish(tmp_path: Path) -> None:
@@ -165,18 +177,21 @@ def test_an_attempt_of_an_earlier_start_of_the_query_cannot_begin(tmp_path: Path
 def test_what_an_attempt_of_an_earlier_start_still_leaves_behind_is_not_looked_at(tmp_path: Path, late_at: str) -> None:
     run_batches(tmp_path, range(2))
     late = begin(tmp_path, 2).group(0)  # its driver dies, but nobody has told it
-    held = late.before()
-    join = MicroBatchJoin(SPEC, 1 << 20, late.store, late.name)
-    rows = [(0, pa.record_batch({"id": [7], "a": ["late"]}))]
-    join.receive(rows)
+    task = at_work(late, 2, 7)
+    next(task)
     if late_at == "publishing":
-        now = Held(2, join.merged(held.runs))
-        feed(begin(tmp_path, 2, "run-2").group(0), 2, 7)
+        once = late.publish_once
+
+        def publish(content: dict[str, object]) -> dict[str, object]:
+            feed(begin(tmp_path, 2, "run-2").group(0), 2, 7)
+            return once(content)
+
+        late.publish_once = publish  # type: ignore[method-assign]
         with pytest.raises(SpillError):  # its segments were dropped under its feet
-            late.publish(now)
+            list(task)
     else:
         feed(begin(tmp_path, 2, "run-2").group(0), 2, 7)
-        late.publish(Held(2, join.merged(held.runs)))
+        list(task)
         assert manifests(tmp_path / "group-0000") == [0, 1, 2, 2]
     assert len(feed(begin(tmp_path, 3, "run-2").group(0), 3, 7)) == 7
 
@@ -197,17 +212,21 @@ def test_files_of_dead_attempts_are_swept_and_nothing_that_is_needed(tmp_path: P
         feed(batch(number).group(0), number, number)
         if number == 5:  # one attempt dies while it writes a segment, one before it publishes, one while it marks
             dead = batch(number).group(0)
-            dead.store.create(dead.name(0))
-            MicroBatchJoin(SPEC, 1 << 20, dead.store, dead.name).receive([(0, pa.record_batch({"id": [1], "a": [""]}))])
+            dead.store.create(dead.file("operator"))
+            dead.publish_once = None  # type: ignore[assignment]
+            with pytest.raises(TypeError):
+                feed(dead, number, number)
             (tmp_path / "batches" / ".000000000005.abc").touch()
             litter = {path for path in tmp_path.glob("*/*") if path.name.startswith(".")}
             assert len(litter) == 2
     group = batch(60).group(0)
-    held = group.before()
+    held = segments(group)
     files = {path.name for path in (tmp_path / "group-0000").iterdir()}
-    assert held.segments() <= files
-    assert sum(ref.rows for ref in held.runs[0] for ref in ref.segments) == 30
-    assert min(batch_of(name) for name in files - held.segments()) > 48
+    versions = [read_json(path)[SEGMENTS] for path in (tmp_path / "group-0000").glob("manifest-*")]
+    needed = held.union(*versions)
+    assert needed <= files
+    assert min(batch_of(name) for name in files - needed) > 48
+    assert sum(len(feed(batch(60).group(0), 60, number)) for number in (1, 57)) == 3 + 3, "the rows are all there"
     assert min(int(path.name) for path in (tmp_path / "batches").iterdir()) >= 57
 
 
@@ -227,8 +246,7 @@ def test_a_manifest_appears_after_what_it_names_has_reached_the_disk(
     synced.clear()
     feed(group, 1, 7)
     monkeypatch.undo()
-    segments = begin(tmp_path, 2).group(0).before().segments()
-    new = {name for name in segments if batch_of(name) == 1}
+    new = {name for name in segments(begin(tmp_path, 2).group(0)) if batch_of(name) == 1}
     *files, manifest, directory = synced
     assert new and set(files) == new
     assert manifest.startswith(f".{manifest_name(1, 'run-1')}") and directory == "group-0000"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.errors import BudgetError
-from watersmeet.core.protocol import Step
+from watersmeet.core.protocol import Snapshot, Step
 from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import parse_seconds
@@ -31,6 +32,7 @@ from watersmeet.matching.range_lookup import RangeLookup, RangePlan
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
+from watersmeet.matching.upkeep import Upkeep
 from watersmeet.memory import format_bytes
 from watersmeet.policies.settling import Settling
 from watersmeet.records.addressed import AddressedRows
@@ -38,7 +40,7 @@ from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
-from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.runs.sorted_run import OpenRun, SortedRun, let_go
 from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
@@ -64,6 +66,8 @@ _LEAST_PAIRS = 64
 _MOST_PAIRS = 1 << 16
 _PAIR_BYTES = 32
 """Of each place in the buffer: the pair, its width where widths differ, and whether it is one."""
+_MOST_ALIKE = 8
+"""Of a join of batches: runs of about as many rows that become one. Each batch meets all runs, so they must be few."""
 _FIRST = np.zeros(1, np.int32)
 
 
@@ -168,6 +172,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         them does not cover comes on top of it. 0: everything is within the budget.
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
+    :param most_slice: rows that are sorted and settle at a time, at most; memory may allow fewer.
+    :param open_run: opens a run that a snapshot names, for those who have some open; unless given, from the store.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import Arrive, End, Status
@@ -205,6 +211,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         fan_in: int | None = None,
         floor: int = _FLOOR,
         grain: Grain | None = None,
+        most_slice: int = _MOST_SLICE,
+        open_run: OpenRun | None = None,
     ) -> None:
         self.refuse_unfit(spec)
         least = self.least_memory(spec)
@@ -217,8 +225,11 @@ class Confluence(RoomFirst, ProgressiveJoin):
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
         by_range = isinstance(self.codec, BandKeys)
-        slice_rows = max(_LEAST_SLICE, min(_MOST_SLICE, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
+        slice_rows = max(_LEAST_SLICE, min(most_slice, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
         self._slice = Slice(slice_rows, by_range)
+        for table in self.tables:
+            if isinstance(table.index, HashIndex):
+                table.index.scratch = self._slice.scratch
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
         self.beyond = self.sizing.beyond
         sizes = {"sorting": (Slice.bytes_for(slice_rows, by_range), share), "writing": (self._block_bytes, share)}
@@ -231,6 +242,12 @@ class Confluence(RoomFirst, ProgressiveJoin):
         records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
         self._catalogue.set_aside(max(records, self.least_runs * _RUN_BYTES))
         self.debts = self._make_debts()
+        self._open_run = open_run or partial(SortedRun, store)
+        self.upkeep = Upkeep(self.debts, store, self._new_name, self._block_bytes, min(self._fan_in, _MOST_ALIKE))
+        self._batch_began = 0
+        """Of a join of batches: the tick at which the last one ended. Older runs are merged between batches."""
+        self._batch_ends = False
+        """Whether all rows are to settle and to leave memory."""
         self._settled_at = [0, 0]
         """The tick at which each side's last settlement began."""
         self._settling: list[Settlement | None] = [None, None]
@@ -331,6 +348,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         """Assert the invariants."""
         super().check()
         self.debts.check(self.clock)
+        self.upkeep.check()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -338,6 +356,11 @@ class Confluence(RoomFirst, ProgressiveJoin):
         super().close()
         self.debts.close()
         self._settling = [None, None]
+
+    @property
+    def runs(self) -> list[list[SortedRun]]:
+        """Those of each side, without pieces of merged ones that nobody meets yet."""
+        return [[entry.run for entry in entries] for entries in self.debts.runs]
 
     # --- rows that arrive ---
 
@@ -388,6 +411,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         return owing > 0 and owing * self._idle_share >= self.debts.hashes_owed(side)
 
     def _urgent_task(self) -> Task | None:
+        if self._batch_ends and not self._arrivals_wait:
+            return self._end_of_batch()
         for side in (0, 1):
             if self._is_due(side):
                 return self._settle_task(side, "in passing", urgent=True)
@@ -407,10 +432,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
     def _has_too_many_runs(self, side: int) -> bool:
         """Whether runs wait to be merged for rows of the other side that owe some of them and not others."""
         owed = self.debts.owes(1 - side) or self._settling[1 - side] is not None
-        return owed and self.debts.waiting_to_merge(side, self._fan_in)
+        return owed and self.debts.waiting_to_merge(side, self._fan_in, self._batch_began)
 
     def _has_urgent_work(self) -> bool:
-        if self.full or any(self._is_due(side) for side in (0, 1)):
+        if self.full or self._batch_ends or any(self._is_due(side) for side in (0, 1)):
             return True
         return self._runs_changed and any(self._has_too_many_runs(side) or self._runs_to_merge(side) for side in (0, 1))
 
@@ -454,11 +479,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         settling = self._settling[side]
         if settling is None:
             owing = self.debts.owing_runs(side)
-            debtor = (
-                OwingRuns(owing)
-                if owing
-                else OwingRows(self.tables[side], self.debts.settled[side], self.tables[side].rows)
-            )
+            table, room = self.tables[side], len(self._slice.rows)
+            debtor = OwingRuns(owing) if owing else OwingRows(table, self.debts.settled[side], table.rows, room=room)
             settling = self._settling[side] = self._settlement(side, debtor)
             self._settled_at[side] = self.clock
             self.events[f"settled {why}"] += 1
@@ -470,6 +492,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         entries = self.debts.owed(side)
         if names is not None:
             entries = [entry for entry in self.debts.runs[1 - side] if entry.run.name in names]
+        if isinstance(debtor, OwingRows):
+            entries = [entry for entry in entries if entry.since < debtor.high]
         reach, condition = self.codec if isinstance(self.codec, BandKeys) else None, self._condition(side)
         return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach, condition)
 
@@ -538,6 +562,29 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self._forget_rows(side)
         self._count_runs()
 
+    def end_batch(self) -> None:
+        """All rows of a batch have come: let them settle and leave memory, which the next polls do.
+
+        A snapshot then lists runs and holds no row, and whoever goes on from it reads nothing. Runs are merged between
+        batches, a little with each (`matching.upkeep`).
+        """
+        self._batch_ends = True
+
+    def _end_of_batch(self) -> Task | None:
+        for side in (0, 1):
+            if self.debts.owes(side):
+                return self._settle_task(side, "at the end of a batch", urgent=True)
+            if self.tables[side].rows:
+                self._flush(side)
+        for side in (0, 1):
+            if self.exhausted(1 - side):  # its runs wait for nobody
+                self.saver.discard([*self.upkeep.forget(side), *self.debts.forget(side)])
+        self.saver.discard(self.upkeep.go_on([self.debts.rows_since(side, self._batch_began) for side in (0, 1)]))
+        self._count_runs()
+        self._batch_began = self.clock
+        self._batch_ends = self._runs_changed = False
+        return None
+
     def _flush_owing(self) -> None:
         """Write both memtables as they are: that they owe is said by their runs. They owe each other nothing."""
         self.clock += 1
@@ -565,10 +612,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self.debts.rows_left(side)
 
     def _write_run(self, side: int, table: Memtable) -> SortedRun:
-        self._slice.owner = None
-        run = write_run(
-            self.store, self._new_name(side), table, self._slice.hashes, self._slice.rows, self._block_bytes
-        )
+        there, self._slice.owner = self._slice.holds(table), None
+        buffers = self._slice.hashes, self._slice.rows
+        name = self._new_name(side)
+        run = write_run(self.store, name, table, *buffers, self._block_bytes, sorted_already=there)
         self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run
@@ -585,7 +632,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         """Memory for what is remembered of runs, which never become many."""
         self._runs_changed = True
         self._catalogue.shrink(self._catalogue_runs * _RUN_BYTES)
-        self._catalogue_runs = self.debts.count
+        self._catalogue_runs = self.debts.count + len(self.upkeep.names)
         self._catalogue.grow(self._catalogue_runs * _RUN_BYTES)
 
     _catalogue_runs = 0
@@ -604,7 +651,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         """Runs of a side that are to become one, if there are any."""
         if self._settling[1 - side] is not None:
             return []  # rows are on their way through these runs
-        return self.debts.to_merge(side, self._fan_in)
+        return self.debts.to_merge(side, self._fan_in, self._batch_began)
 
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
@@ -635,10 +682,19 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     # --- snapshots ---
 
+    def snapshot(self) -> Snapshot:
+        """The state as of now; without rows in memory, it can be gone on from with any budget."""
+        taken = super().snapshot()
+        if any(table.rows for table in self.tables) or self._task is not None or self._arrivals_wait:
+            return taken
+        return replace(taken, state={**taken.state, "memory": min(self.budget.total, self.least_memory(self.spec))})
+
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
-        return self.debts.names, {
+        return self.debts.names + self.upkeep.names, {
             **self.debts.to_state(),
+            "upkeep": self.upkeep.to_state(),
+            "batch": [self._batch_began, self._batch_ends],
             "settled_at": list(self._settled_at),
             "settling": settling,
             "idle_share": self._idle_share,
@@ -652,7 +708,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         return isinstance(self._task, SettlementTask) and self._task.settlement is settlement
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.debts.load(state, self.store)
+        self.debts.load(state, self._opened)
+        self.upkeep.load(state["upkeep"], self._opened)
+        self._batch_began, self._batch_ends = state["batch"]
         self._settled_at = list(state["settled_at"])
         self._idle_share = state["idle_share"]
         self.full, self._written = state["full"], state["written"]
@@ -661,6 +719,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         if isinstance(self.codec, BandKeys):
             self.codec.origin = state["origin"]
         self._count_runs()
+
+    def _opened(self, side: int, name: str) -> SortedRun:
+        return self._open_run(name, self.plans[side].types)
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         for saved in state["settling"]:

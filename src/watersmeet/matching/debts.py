@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from watersmeet.core.windows import NOWHERE, TimeSpan
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.runs.spine import to_merge
-from watersmeet.spill.store import Store
 from watersmeet.tables.memtable import Memtable
 
 _NEVER = 1 << 62
@@ -41,10 +38,10 @@ class RunEntry:
         return [self.run.name, self.birth, self.since, self.level, self.owes_before, self.span.to_state()]
 
     @classmethod
-    def from_state(cls, state: list[Any], store: Store, types: Sequence[pa.DataType]) -> RunEntry:
-        """From a snapshot."""
-        name, birth, since, level, owes_before, span = state
-        return cls(SortedRun(store, name, types), birth, since, level, owes_before, TimeSpan(*span))
+    def from_state(cls, run: SortedRun, state: list[Any]) -> RunEntry:
+        """From what a snapshot says beside the run's name."""
+        birth, since, level, owes_before, span = state
+        return cls(run, birth, since, level, owes_before, TimeSpan(*span))
 
 
 class _Known:
@@ -146,12 +143,15 @@ class Debts:
 
     # --- runs that become one ---
 
-    def to_merge(self, side: int, fan_in: int) -> list[SortedRun]:
-        """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves."""
+    def to_merge(self, side: int, fan_in: int, after: int = 0) -> list[SortedRun]:
+        """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves.
+
+        Of those that were written after a tick; others are somebody else's to merge.
+        """
         if self.owing_runs(1 - side):
             return []  # these owe some and not others
         settled = self.settled[1 - side]
-        ready = [entry for entry in self.runs[side] if entry.owes_before is None]
+        ready = [entry for entry in self.runs[side] if entry.owes_before is None and entry.birth > after]
         same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
         return [entry.run for entry in self.choose(side, same, fan_in)]
 
@@ -159,23 +159,35 @@ class Debts:
         """Of runs that could become one, those that should."""
         return entries[len(entries) - to_merge([entry.level for entry in entries], fan_in) :]
 
-    def waiting_to_merge(self, side: int, fan_in: int) -> bool:
-        """Whether runs would become one, were they not owed by different rows, and more than need be."""
-        return bool(self.choose(side, [entry for entry in self.runs[side] if entry.owes_before is None], fan_in + 1))
+    def waiting_to_merge(self, side: int, fan_in: int, after: int) -> bool:
+        """Whether runs of after a tick would become one, were they not owed by different rows, and are too many."""
+        ready = [entry for entry in self.runs[side] if entry.owes_before is None and entry.birth > after]
+        return bool(self.choose(side, ready, fan_in + 1))
+
+    def rows_since(self, side: int, after: int) -> int:
+        """How many rows are in runs that were written after a tick."""
+        return sum(entry.run.rows for entry in self.runs[side] if entry.birth > after)
+
+    def forget(self, side: int) -> list[str]:
+        """Nobody will meet the runs of a side any more; returns their names."""
+        names = [entry.run.name for entry in self.runs[side]]
+        self.runs[side].clear()
+        self.refresh()
+        return names
 
     def keeps_runs_apart(self, side: int, most: int) -> bool:
         """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
         return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= most
 
-    def replace(self, side: int, runs: Sequence[SortedRun], merged: SortedRun) -> None:
-        """A merged run takes the place of the runs that it was made of."""
+    def replace(self, side: int, runs: Sequence[SortedRun], *merged: SortedRun) -> None:
+        """A merged run, in one piece or in several, takes the place of the runs that it was made of."""
         gone = {run.name for run in runs}
         olds = [entry for entry in self.runs[side] if entry.run.name in gone]
         birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
         place = self.runs[side].index(olds[0])
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
-        span = TimeSpan.all_of(entry.span for entry in olds)
-        self.runs[side].insert(place, RunEntry(merged, birth, since, olds[0].level + 1, span=span))
+        level, span = olds[0].level + 1, TimeSpan.all_of(entry.span for entry in olds)
+        self.runs[side][place:place] = [RunEntry(run, birth, since, level, span=span) for run in merged]
         self.refresh()
 
     # --- as a whole ---
@@ -208,10 +220,9 @@ class Debts:
         runs = [[entry.to_state() for entry in entries] for entries in self.runs]
         return {"runs": runs, "settled": list(self.settled)}
 
-    def load(self, state: dict[str, Any], store: Store) -> None:
-        """Take over what a snapshot says; no row is read."""
+    def load(self, state: dict[str, Any], open_run: Callable[[int, str], SortedRun]) -> None:
+        """Take over what a snapshot says, with a way to open runs of a side; no row is read."""
         for side, runs in enumerate(state["runs"]):
-            types = self._tables[side].types
-            self.runs[side][:] = [RunEntry.from_state(run, store, types) for run in runs]
+            self.runs[side][:] = [RunEntry.from_state(open_run(side, name), rest) for name, *rest in runs]
         self.settled = list(state["settled"])
         self.refresh()

@@ -101,6 +101,15 @@ class Slice:
             stop = min(count, start + part)
             self.low[start:stop], self.high[start:stop] = reach.bounds(self.hashes[start:stop])
 
+    @property
+    def scratch(self) -> tuple[Uint64, Int32]:
+        """Room for rows that are being sorted: what else it is for comes after that."""
+        return self.marks.view(np.uint64), self.starts[: len(self.marks)]
+
+    def holds(self, table: Memtable) -> bool:
+        """Whether all rows of a memtable are in it, in the order of their hashes."""
+        return self.owner is not None and self.owner.has_sorted(table)
+
 
 class Debtor(Protocol):
     """Rows that owe, in the order of their hashes."""
@@ -147,9 +156,9 @@ class Debtor(Protocol):
 class OwingRows:
     """The rows of a memtable from some number on."""
 
-    def __init__(self, table: Memtable, low: int, high: int, sorting: bool | None = None) -> None:
+    def __init__(self, table: Memtable, low: int, high: int, sorting: bool | None = None, room: int = 0) -> None:
         self._table = table
-        self._walk = table.walk(low, high)
+        self._walk = table.walk(low, high, room)
         if sorting is not None:
             self._walk = Walk(low, high, sorting, table.bits)
 
@@ -162,6 +171,10 @@ class OwingRows:
     def high(self) -> int:
         """Up to this number."""
         return self._walk.high
+
+    def is_all_of(self, table: Memtable) -> bool:
+        """Whether they are all rows of a memtable."""
+        return self._table is table and self._walk.low == 0 and self._walk.high == table.rows
 
     @property
     def rows(self) -> AddressedRows:
@@ -308,6 +321,11 @@ class Settlement:
         """A few of the rows of the slice at hand, which stand for all of them; the last is the oldest."""
         rows = self._buffer.rows[: self._length]
         return np.append(rows[:: -(-len(rows) // _SAMPLED)], rows.min())
+
+    def has_sorted(self, table: Memtable) -> bool:
+        """Whether the slice at hand is all of a memtable."""
+        debtor = self.debtor
+        return isinstance(debtor, OwingRows) and debtor.is_all_of(table) and self._length == table.rows
 
     @property
     def ends_slice(self) -> bool:

@@ -19,7 +19,7 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -310,6 +310,10 @@ class SortedRun(AddressedRows):
     def is_mapped(self) -> bool:
         """Whether its pages can be let go."""
         return self._store.maps
+
+
+OpenRun = Callable[[str, Sequence[pa.DataType]], SortedRun]
+"""Opens the run of a name, whose columns have these types."""
 
 
 def _serialized(array: pa.Array) -> bytes:

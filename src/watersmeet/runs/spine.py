@@ -45,17 +45,28 @@ def block_rows_for(nbytes: int, rows: int, page_bytes: int, most: int = 4096) ->
 
 
 class Merge:
-    """Several runs on their way to become one."""
+    """Several runs on their way to become one, from the places `start` on and of `most` rows, if not all of them."""
 
-    def __init__(self, store: Store, name: str, runs: Sequence[SortedRun], page_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        runs: Sequence[SortedRun],
+        page_bytes: int,
+        start: Sequence[int] | None = None,
+        most: int | None = None,
+    ) -> None:
         self.runs = list(runs)
         self._rows = MergedRows(self.runs)
-        self.rows = self._rows.rows
+        self._start = [0] * len(self.runs) if start is None else list(start)
+        left = self._rows.rows - sum(self._start)
+        self.rows = left if most is None else min(left, most)
+        """How many there will be."""
         self.nbytes = nbytes = sum(run.nbytes for run in runs)
         self._block_rows = block_rows_for(nbytes, self._rows.rows, page_bytes)
         self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
         self._numbers = np.empty(len(self._hashes), np.int64)
-        self._writer = RunWriter(store, name, self._rows.types, self._rows.rows, self._block_rows)
+        self._writer = RunWriter(store, name, self._rows.types, self.rows, self._block_rows)
         self._passed = 0
         self._most_mapped = _MAPPED * self._rows.rows // max(1, nbytes)
         self._steps = self._work()
@@ -65,19 +76,30 @@ class Merge:
         """Merge a little; returns how many rows were passed, 0 when all is done and `merged` is there."""
         return next(self._steps, 0)
 
+    def places(self) -> list[int]:
+        """How far each run has been merged."""
+        return self._rows.places()
+
     def _work(self) -> Iterator[int]:
-        while count := self._rows.next_sorted(self._hashes, self._numbers):
+        for count in self._next_rows(len(self._hashes)):
             self._writer.write_hashes(self._hashes[:count])
             self._let_go(count // 8)
             yield count
-        self._rows.go_to([0] * len(self.runs))
-        most = self._block_rows
-        while count := self._rows.next_sorted(self._hashes[:most], self._numbers[:most]):
+        for count in self._next_rows(self._block_rows):
             self._rows.check_rows(self._numbers[:count])
             self._let_go(count)
             self._writer.write_block(self._rows, self._numbers[:count])
             yield count
         self.merged = self._writer.seal()
+
+    def _next_rows(self, each: int) -> Iterator[int]:
+        """All rows in their order, from the first on, so many at a time; tells how many are in the buffers."""
+        self._rows.go_to(self._start)
+        left = self.rows
+        while left:
+            count = self._rows.next_sorted(self._hashes[: min(each, left)], self._numbers[: min(each, left)])
+            left -= count
+            yield count
 
     def _let_go(self, passed: int) -> None:
         """Let mapped pages leave memory that will not be read again."""

@@ -242,9 +242,9 @@ class Memtable(AddressedRows):
         """Fill arrays with the next rows in the order of their keys; returns how many."""
         return self.index.next_sorted(walk, hashes, rows)
 
-    def walk(self, low: int, high: int) -> Walk:
-        """The rows from `low` up to `high` in the order of their keys: few are sorted, many read off the index."""
-        return self.index.walk(low, high)
+    def walk(self, low: int, high: int, room: int = 0) -> Walk:
+        """The rows from `low` up to `high` in the order of their keys, so many at a time."""
+        return self.index.walk(low, high, room)
 
     # --- rows that go ---
 

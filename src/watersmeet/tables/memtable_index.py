@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.core.errors import BudgetError
 from watersmeet.kernels import hash_index, sorted_runs, sorted_walk
+from watersmeet.kernels.hash_order import sort_rows
 from watersmeet.kernels.radix import sorted_order
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Reservation
@@ -48,6 +49,13 @@ class Walk:
     def done(self) -> bool:
         """Whether all rows have been passed."""
         return bool(self.cursor[0] < 0)
+
+    def take(self, most: int) -> tuple[int, int]:
+        """The next rows in the order of their arrival, where these are to be sorted: the first, and how many."""
+        start = int(self.cursor[0])
+        count = max(0, min(most, self.high - start)) if start >= 0 else 0
+        self.cursor[0] = start + count if start >= 0 and start + count < self.high else -1
+        return max(0, start), count
 
 
 def move_down(array: NDArray[Any], start: int, stop: int) -> None:
@@ -89,8 +97,8 @@ class MemtableIndex(Protocol):
         """Fill arrays with the next rows in the order of their keys; returns how many."""
         ...
 
-    def walk(self, low: int, high: int) -> Walk:
-        """The rows from `low` up to `high` in the order of their keys."""
+    def walk(self, low: int, high: int, room: int = 0) -> Walk:
+        """The rows from `low` up to `high` in the order of their keys, so many at a time."""
         ...
 
     def fit(self, rows: int, built: Sequence[int] | None = None) -> None:
@@ -121,6 +129,8 @@ class HashIndex:
     def __init__(self, capacity: int, claim: Reservation, huge_pages: bool) -> None:
         self._entries = Arena(np.int64, 2 * capacity, huge_pages)
         self._claim = claim
+        self.scratch: tuple[Uint64, Int32] | None = None
+        """Room in which rows are sorted, for as many as are wanted at a time; without, there will be some."""
         self._begin()
 
     @property
@@ -205,14 +215,21 @@ class HashIndex:
     def next_sorted(self, walk: Walk, keys: Uint64, rows: Numbers) -> int:
         """Fill arrays with the next rows in the order of their hashes; returns how many."""
         if walk.sorting:
-            return _sort_next(walk, self._entries.array[::2], keys, rows)
+            start, count = walk.take(len(rows))
+            if self.scratch is None or len(self.scratch[1]) < count:
+                self.scratch = np.empty(count, np.uint64), np.empty(count, np.int32)
+            sort_rows(self._entries.array, start, count, keys, rows, *self.scratch)
+            return count
         self.bring_up(walk)
         args = self._entries.array, self._heads, walk.low, walk.high, walk.cursor, keys, rows
         return int(sorted_walk.walk(*args))
 
-    def walk(self, low: int, high: int) -> Walk:
-        """The rows from `low` up to `high` in the order of their hashes: few are sorted, many read off the index."""
-        return _begun(Walk(low, high, _FEW * (high - low) < len(self._heads), self._bits))
+    def walk(self, low: int, high: int, room: int = 0) -> Walk:
+        """The rows from `low` up to `high` in the order of their hashes, so many at a time.
+
+        They are sorted if they all fit, or are few, and else read off the index.
+        """
+        return _begun(Walk(low, high, high - low <= room or _FEW * (high - low) < len(self._heads), self._bits))
 
     def bring_up(self, walk: Walk) -> None:
         """The index may have more buckets than when a place in it was noted: the same place among those."""
@@ -309,7 +326,7 @@ class RangeIndex:
             walk.cursor[:] = 0, place > 0, words[place - 1], numbers[place - 1]
         return int(count)
 
-    def walk(self, low: int, high: int) -> Walk:
+    def walk(self, low: int, high: int, room: int = 0) -> Walk:
         """The rows from `low` up to `high` in the order of their keys: few are sorted, many read off the index."""
         return _begun(Walk(low, high, _FEW * (high - low) < sum(self._runs.lengths)))
 
@@ -334,12 +351,10 @@ def _begun(walk: Walk) -> Walk:
 
 def _sort_next(walk: Walk, of_rows: Int64, keys: Uint64, rows: Numbers) -> int:
     """The next rows in the order of their arrival, as many as there is room for, sorted."""
-    start = int(walk.cursor[0])
-    count = max(0, min(len(rows), walk.high - start)) if start >= 0 else 0
+    start, count = walk.take(len(rows))
     found = of_rows[start : start + count]
     order = sorted_order(found ^ _SIGN)
     keys[:count] = found[order].view(np.uint64)
     rows[:count] = order
     rows[:count] += start
-    walk.cursor[0] = start + count if start + count < walk.high else -1
     return count

@@ -20,7 +20,7 @@ from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import Routing
-from watersmeet.spark.state.directory import batch_of, files_of, manifests, token_of
+from watersmeet.spark.state.directory import ROWS, batch_of, files_of, manifests, token_of
 from watersmeet.spark.state.files import read_json
 from watersmeet.spark.state.lineage import Lineage, known_runs
 
@@ -137,11 +137,7 @@ class StateView:
     def _view(group: Path, name: str) -> GroupView:
         manifest = read_json(group / name)
         sizes = [(group / each).stat().st_size for each in files_of(manifest) if (group / each).exists()]
-        rows = None
-        if "sides" in manifest:
-            rows = tuple(
-                sum(segment["rows"] for run in runs for segment in run["segments"]) for runs in manifest["sides"]
-            )
+        rows = tuple(manifest[ROWS]) if ROWS in manifest else None
         return GroupView(sum(sizes), rows, (group / name).stat().st_mtime)
 
     def _routing(self, lineage: Lineage) -> tuple[Routing | None, int]:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from watersmeet.core.errors import SpecError
+from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
-from watersmeet.memory import parse_memory
+from watersmeet.joins.confluence import Confluence
+from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
 from watersmeet.spark.plan.inputs import (
@@ -35,8 +36,6 @@ from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.operator_task import OperatorTask
 from watersmeet.spark.task.punctuations import read_promises
-from watersmeet.spark.task.run_task import JoinTask
-from watersmeet.spark.task.sizes import Sizes
 from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:
@@ -61,11 +60,12 @@ def join(
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
 
-    *Endless streams*: all rows are kept, on disk, and a pair is found in the batch that brings its second row, however
-    far apart the two come. *Streams that end*, each with a column `watersmeet_event` (see `wms.with_events`),
-    are joined progressively: rows are kept in memory as long as they fit and wait on disk when they do not; their
-    pairs are found with what is left of each batch's `fuel`, and the rest in the batch that brings the last end. How
-    many rows a batch takes is the sources' part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
+    All rows are kept, on disk, and a pair is found in the batch that brings its second row, however far apart the two
+    come. *Streams that end*, each with a column `watersmeet_event` (see `wms.with_events`), forget rows that wait for
+    nothing but an input that has ended; and with an `algorithm` of the literature they are joined progressively: rows
+    stay in memory as long as they fit and wait on disk when they do not; their pairs are found with what is left of
+    each batch's `fuel`, and the rest in the batch that brings the last end. How many rows a batch takes is the sources'
+    part: `maxFilesPerTrigger` of Spark's file source, `rowsPerBatch` of ours.
 
     State is written before a batch ends and is tied to the query's checkpoint: a query that is started again goes on
     where it was, and one that is started without its state, or with another one, says so.
@@ -83,8 +83,8 @@ def join(
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.
-    :param fuel: of streams that end: units of work (a row probed, inserted or emitted) that a group may use in a batch;
-        rows that arrive and the work after the last end are done in any case.
+    :param fuel: with an algorithm of the literature: units of work (a row probed, inserted or emitted) that a group may
+        use in a batch; rows that arrive and the work after the last end are done in any case.
     :param time: a timestamp column of both inputs, or one of each: the progress then has the delays of results, from
         the time of the later row to when the pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param promises: of streams with a column `watersmeet_event`: what the inputs promise, such as
@@ -104,18 +104,15 @@ def join(
     budget = parse_memory(memory)
     directory = state_path(state, streaming)
     groups = group_count(left, partitions, spec)
-    tagging = Tagging(schemas, key_columns(spec, schemas), groups, ends and streaming)
-    retain = retained_batches(left)
+    signed = ends and streaming
+    tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed)
     times = time_columns(spec, time)
-    kept = parse_memory(cache)
-    task: Any
-    if factory is None:
-        Sizes.divide(budget)
-        task = JoinTask(spec, tagging.layout, budget, groups, directory, retain, times, kept)
-    else:
-        Shares.check(budget, factory.least_memory())
-        task = OperatorTask(factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retain, times, kept)
-    rows, results = tagging.shuffled(left, right, carry_sign=factory is not None), output_schema(spec, schemas)
+    _check_memory(budget, factory)
+    task = OperatorTask(
+        factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(left), times,
+        parse_memory(cache), signed,
+    )  # fmt: skip
+    rows, results = tagging.shuffled(left, right, carry_sign=signed), output_schema(spec, schemas)
     run = portable(task, left.sparkSession)
     if directory is None:
         return rows.mapInArrow(run, results)
@@ -145,19 +142,29 @@ def _checked_promises(promises: Mapping[str, Mapping[str, Any]] | None, are_told
     return found
 
 
-def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory | None:
-    """What makes the operators of a progressive join; None where the join of micro-batches does better."""
-    factory = JoinFactory.of(spec, algorithm)
+def _check_memory(memory: int, factory: JoinFactory) -> None:
+    """Refuse a budget in which a task cannot work."""
+    if not factory.settles:
+        Shares.check(memory, factory.least_memory())
+    elif memory < factory.least_memory():
+        least = factory.least_memory()
+        raise BudgetError(
+            f"{format_bytes(memory)} of memory are too little for a task of this join; allow at least "
+            f"{least} bytes ({format_bytes(least)})"
+        )
+
+
+def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory:
+    """What makes the operators of a join."""
     if streaming and not ends:
         if spec.band is not None:
             raise SpecError(
                 f"a join of endless streams takes equalities only: filter its result by the band, or let both "
                 f"inputs say when they end, in a column {EVENT!r}"
             )
-        if algorithm != "auto":
+        if algorithm not in ("auto", Confluence.name):
             raise SpecError(
                 f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
                 f"algorithm= out, or give both a column {EVENT!r}"
             )
-        return None
-    return factory if streaming or algorithm != "auto" or spec.band is not None else None
+    return JoinFactory.of(spec, algorithm)

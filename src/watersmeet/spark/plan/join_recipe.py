@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,10 +12,16 @@ from watersmeet import planner
 from watersmeet.core.protocol import Punctuate, Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.policies.settling import Settling
+from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import Store
+
+_OF_BATCHES: dict[str, Any] = {"settling": Settling(least_rows=1 << 62), "most_slice": 1 << 20}
+"""All rows of a batch settle together, and not before its end; sorted once, if they are not too many."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,17 @@ class JoinFactory:
         if not isinstance(operator, MetadataMJoin):
             return seen
         return sum(operator.state_rows) + sum(disk.total_rows for disk in operator.disks)
+
+    @property
+    def settles(self) -> bool:
+        """Whether its operator can owe nothing at the end of a batch."""
+        return self.algorithm == Confluence.name
+
+    def settling(self, memory: int, store: Store, before: Snapshot | None, open_run: OpenRun) -> Confluence:
+        """An operator whose rows settle at the end of a batch: as of a snapshot, or one that has seen nothing."""
+        if before is None:
+            return Confluence(self.spec, memory, store, **_OF_BATCHES)
+        return Confluence.restore(self.spec, before, memory, store, open_run=open_run, **_OF_BATCHES)
 
     def build(self, memory: int, store: Store) -> ProgressiveJoin:
         """An operator that has seen nothing."""

@@ -9,7 +9,7 @@ state/
   routing/                          of a parallel join: which slot has which group (see `routing_files`)
   group-0003/
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
-    left-12-77a1c2d3-5f0c-0         a segment, written once
+    operator-12-77a1c2d3-5f0c-0     a segment, written once
 ```
 
 Nothing is ever rewritten: a file is written under a name of its own and renamed when it is whole, and a task that is
@@ -28,14 +28,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
-from watersmeet.runs.hash_runs import Run
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove, sync
 from watersmeet.spark.state.lineage import Lineage, enter, token
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, store_at
 
-FORMAT = 3
+FORMAT = 4
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
+ROWS = "rows"
+"""In the manifest of an operator whose rows are all in runs: how many there are of each input."""
 RESULTS = "results"
 """In the manifest of an operator that may give other results when it is repeated: the names of the files that keep what
 the batch gave, until it is over."""
@@ -65,23 +66,6 @@ class Batch:
 
     number: int
     run: str
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a group holds after a batch: the runs of each side, from the oldest to the newest."""
-
-    batch: int
-    runs: tuple[tuple[Run, ...], tuple[Run, ...]]
-
-    @classmethod
-    def nothing(cls) -> Held:
-        """What a group holds before its first row."""
-        return cls(-1, ((), ()))
-
-    def segments(self) -> set[str]:
-        """The names of all segments."""
-        return {segment.name for runs in self.runs for run in runs for segment in run.segments}
 
 
 class StateDirectory:
@@ -127,7 +111,10 @@ class StateDirectory:
             publish(target, checked_json(text), first_wins=True)
         found = read_json(target)
         if found.get("format") != FORMAT:
-            raise SnapshotError(f"the state in {self.path} has another format; start again with a new directory")
+            raise SnapshotError(
+                f"the state in {self.path} has format {found.get('format')}, and this version of Watersmeet reads "
+                f"{FORMAT}; go on with the version that wrote it, or start again with a new directory and checkpoint"
+            )
         if found["query"] != owner.query:
             raise SnapshotError(
                 f"the state in {self.path} belongs to query {found['query']}, not to this one ({owner.query}); choose "
@@ -231,19 +218,10 @@ class GroupState:
         """What tells this attempt at the batch from all others."""
         return self._attempt
 
-    def name(self, side: int) -> str:
-        """A new segment's name, which no other attempt uses."""
-        return self.file(("left", "right")[side])
-
     def file(self, kind: str) -> str:
         """A new file's name, which no other attempt uses."""
         self._written += 1
         return f"{kind}-{self._batch.number}-{self._attempt}-{self._written - 1}"
-
-    def before(self) -> Held:
-        """What the group held when the batch began."""
-        found = self.latest()
-        return Held.nothing() if found is None else _held(found)
 
     def latest(self) -> dict[str, Any] | None:
         """The last manifest from before the batch; None if there is none."""
@@ -279,23 +257,16 @@ class GroupState:
                     return self._load(number, own)
         return None
 
-    def publish(self, held: Held) -> None:
-        """Make this what the group holds after the batch, all at once."""
-        self._publish({"sides": [[run.to_json() for run in runs] for runs in held.runs]}, held.segments(), False)
-
     def publish_once(self, content: dict[str, Any]) -> dict[str, Any]:
         """Make this what the group holds after the batch, unless another attempt was first; returns what holds now."""
-        self._publish(content, {*content[SEGMENTS], *content.get(RESULTS, ())}, True)
-        return self._load(self._batch.number, manifest_name(self._batch.number, self._batch.run))
-
-    def _publish(self, content: dict[str, Any], files: set[str], first_wins: bool) -> None:
         number, run = self._batch.number, self._batch.run
         whole = {"format": FORMAT, "batch": number, "run": run, "attempt": self._attempt, **content}
         # What was merged away within the batch is never needed, so only what is named is brought to the disk.
-        sync(self._path / name for name in sorted(files) if self._attempt in name)
-        publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=first_wins)
+        sync(self._path / name for name in sorted(files_of(whole)) if self._attempt in name)
+        publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=True)
         if self._last // _SWEEP_EVERY < number // _SWEEP_EVERY:  # whichever batches the group has rows in
             self.sweep()
+        return self._load(number, manifest_name(number, run))
 
     def remove(self, names: Iterable[str]) -> None:
         """Drop files that no version needs."""
@@ -344,16 +315,9 @@ def _carries_results(manifest: Place) -> bool:
         return False  # another task of the batch has dropped it
 
 
-def _held(manifest: dict[str, Any]) -> Held:
-    left, right = (tuple(Run.from_json(run) for run in runs) for runs in manifest["sides"])
-    return Held(manifest["batch"], (left, right))
-
-
 def files_of(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
-    if SEGMENTS in manifest:
-        return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
-    return frozenset(segment["name"] for runs in manifest["sides"] for run in runs for segment in run["segments"])
+    return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
 
 
 def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
@@ -370,7 +334,7 @@ def manifest_name(batch: int, run: str) -> str:
 def batch_of(name: str) -> int:
     """The batch of a segment or manifest, hidden or not; -1 for any other file.
 
-    >>> batch_of("left-12-77a1c2d3-5f0c-0"), batch_of(".manifest-000000000012-77a1c2d3.5f0c"), batch_of("notes.txt")
+    >>> batch_of("operator-12-77a1c2d3-5f0c-0"), batch_of(".manifest-000000000012-77a1c2d3.5f0c"), batch_of("notes.txt")
     (12, 12, -1)
     """
     found = _NAME.match(name)

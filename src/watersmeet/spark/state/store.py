@@ -50,6 +50,11 @@ class VersionedStore:
         """Which file stands behind each name, for a manifest."""
         return {name: astuple(self._files[name]) for name in names}
 
+    def path_of(self, name: str) -> str:
+        """The file of this machine that stands behind a name, whether or not it is there."""
+        found = self._files.get(name)
+        return f"{self._group.store.path}/{found.file if found else ''}"
+
     def size(self, name: str) -> int:
         """Bytes of a segment."""
         return self._files[name].nbytes

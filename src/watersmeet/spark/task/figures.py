@@ -49,10 +49,10 @@ class Figures:
     written: int
     """Bytes written to the state, merging included."""
     state_rows: int
-    """Rows in the state; of a progressive join, rows that have come so far as long as it is not done."""
+    """Rows in the state; with an operator that keeps some in memory, all that have come as long as it is not done."""
     state_bytes: int
     spilled: int = 0
-    """Of a progressive join: bytes that did not fit into memory."""
+    """Bytes that left memory before the end of the batch."""
     work_left: int = 0
     """Of a progressive join: 1 if there was reactive work left when the fuel was used up."""
     reactive: int = 0

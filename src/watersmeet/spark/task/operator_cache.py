@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import JoinOperator, Snapshot
 from watersmeet.memory import Budget
-from watersmeet.spark.state.directory import SEGMENTS, GroupState
+from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spill.store import Store
 
@@ -108,13 +108,6 @@ class KeptOperators:
     def keep(self, place: str, kept: Kept) -> None:
         """Keep an operator for the next batch."""
         self._kept[place] = kept
-
-
-def described(snapshot: Snapshot | None, store: VersionedStore) -> dict[str, Any]:
-    """What a manifest says of an operator, for `KeptOperators.open`; None: there is nothing left of it."""
-    files = store.files(snapshot.segments) if snapshot is not None else {}
-    saved = None if snapshot is None else snapshot.to_json()
-    return {"snapshot": saved, "files": files, SEGMENTS: [each[0] for each in files.values()]}
 
 
 WORKER = KeptOperators()

@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, SegmentError, SnapshotError, SourceError
-from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot, Stall, Status
+from watersmeet.core.protocol import Arrive, End, Event, JoinOperator, Punctuate, Snapshot, Stall, Status
 from watersmeet.memory import format_bytes
 from watersmeet.spark.state.directory import RESULTS, GroupState
+from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spark.task.delays import Delays
-from watersmeet.spark.task.operator_cache import Keepable, Kept, KeptOperators, described
+from watersmeet.spark.task.operator_cache import Keepable, Kept, KeptOperators
 from watersmeet.spark.task.ordered_rows import Arrivals
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spark.task.result_file import ResultFile, read_results
@@ -211,7 +212,6 @@ class OperatorGroup:
             if isinstance(error, SegmentError):
                 raise store.named(error) from error
             raise
-        # From here on the files may be the state's, whatever else fails; if they are not, they are swept in time.
         manifest = self._publish(snapshot, store, results, counts, sorted(finished | ended), digest)
         ours = manifest["attempt"] == self._group.attempt
         if ours and snapshot is not None:
@@ -220,7 +220,6 @@ class OperatorGroup:
             operator.close()
         if not ours:
             results.abandon()
-            store.abandon()
         elif before is not None:  # the batch before is over: what it gave has reached the sink
             self._group.remove(before[RESULTS])
         return manifest
@@ -228,10 +227,7 @@ class OperatorGroup:
     def _check_open(self, arrivals: Arrivals, finished: set[int]) -> None:
         for number in finished:
             if arrivals.rows[number]:
-                raise SourceError(
-                    f"{self._factory.names[number]} has ended, but batch {self._group.batch.number} has "
-                    f"{arrivals.rows[number]} more rows of it; nothing may follow the row that marks the end"
-                )
+                raise row_after_end(self._factory.names[number], self._group.batch.number, arrivals.rows[number])
 
     def _open(self, before: dict[str, Any] | None) -> tuple[Keepable, VersionedStore] | None:
         """The group's operator as of the batch before; None if all inputs had ended and all was done."""
@@ -248,14 +244,16 @@ class OperatorGroup:
         ended: list[int],
         digest: list[Any],
     ) -> dict[str, Any]:
-        return self._group.publish_once(
+        return publish(
+            self._group,
+            store,
             {
                 **described(snapshot, store),
                 RESULTS: results.names,
                 "ended": ended,
                 "input": digest,
                 "counts": {name: getattr(counts, name) for name in BatchCounts.__slots__},
-            }
+            },
         )
 
 
@@ -318,3 +316,27 @@ class _Course:
 def _units(cost: Cost) -> int:
     """The fuel that a step has used, as far as its cost tells."""
     return max(1, cost.inserts + cost.probes + cost.results)
+
+
+def hand_over(operator: JoinOperator, events: Iterator[Event]) -> Iterator[pa.RecordBatch]:
+    """Tell an operator of events, and work off each of them: silence and ends until there is no work left at all."""
+    for event in events:
+        operator.receive(event)
+        yield from work_off(operator, isinstance(event, Stall | End))
+
+
+def work_off(operator: JoinOperator, to_the_end: bool = False) -> Iterator[pa.RecordBatch]:
+    """What an operator finds until it wants more rows, or until it has no work left at all."""
+    while True:
+        step = operator.poll(0.0, POLL_FUEL)
+        if step.out is not None and step.out.num_rows:
+            yield step.out
+        if not (step.status is Status.HAS_OUTPUT or (to_the_end and step.status is Status.HAS_WORK)):
+            return
+
+
+def row_after_end(name: str, batch: int, rows: int) -> SourceError:
+    """Rows of an input that has ended."""
+    return SourceError(
+        f"{name} has ended, but batch {batch} has {rows} more rows of it; nothing may follow the row that marks the end"
+    )

@@ -9,24 +9,28 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.protocol import Arrive, End, Status
+from watersmeet.core.protocol import Arrive, End
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
 from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task.context import current_batch, scratch_directory
+from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
-from watersmeet.spark.task.operator_group import POLL_FUEL, BatchCounts, OperatorFactory, OperatorGroup, Shares
+from watersmeet.spark.task.operator_group import BatchCounts, OperatorFactory, OperatorGroup, Shares, hand_over
 from watersmeet.spark.task.ordered_rows import Arrivals
 from watersmeet.spark.task.punctuations import Punctuations
+from watersmeet.spark.task.settled_group import SettledGroup, SettlingFactory
 from watersmeet.spill.file_store import FileStore
 
 Numbers = NDArray[np.integer]
@@ -47,6 +51,8 @@ class OperatorTask:
     """The columns of the results from which delays are counted."""
     cache_bytes: int = CACHE_BYTES
     """Of state elsewhere: what may be kept of it on this machine."""
+    signed: bool = True
+    """Whether the last column of the rows holds signs."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -54,31 +60,15 @@ class OperatorTask:
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""
-        first = next(batches, None)
+        pieces = _Incoming(self).pieces(batches)
+        first = next(pieces, None)
         if first is None:
             return
-        incoming = _Incoming(self)
+        arrivals = (Arrive(number, rows) for number, rows in chain([first], pieces))
+        ends = (End(number) for number in range(len(self.factory.inputs)))
         with FileStore(scratch_directory()) as store:
             operator = self.factory.build(self.memory, store)
-            batch: pa.RecordBatch | None = first
-            while batch is not None:
-                for number, rows in incoming.take(batch):
-                    operator.receive(Arrive(number, rows))
-                    status = Status.HAS_OUTPUT
-                    while status is Status.HAS_OUTPUT:
-                        step = operator.poll(0.0, POLL_FUEL)
-                        status = step.status
-                        if step.out is not None:
-                            yield step.out
-                batch = next(batches, None)
-            for number in range(len(self.factory.inputs)):
-                operator.receive(End(number))
-            status = Status.HAS_OUTPUT
-            while status is not Status.DONE:
-                step = operator.poll(0.0, POLL_FUEL)
-                status = step.status
-                if step.out is not None:
-                    yield step.out
+            yield from hand_over(operator, chain(arrivals, ends))
             operator.close()
 
     def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,6 +76,32 @@ class OperatorTask:
         batch, query = current_batch()
         owner = Owner(self.factory.fingerprint, self.groups, query)
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
+        if isinstance(self.factory, SettlingFactory) and self.factory.settles:
+            yield from self._settled(self.factory, directory, batches, began)
+        else:
+            yield from self._with_results(directory, batches, began)
+
+    def _settled(
+        self, factory: SettlingFactory, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float
+    ) -> Iterator[pa.RecordBatch]:
+        """By the end of a batch nothing is owed: results are handed out as they are found."""
+        incoming, delays = _Incoming(self), Delays(self.times)
+        pieces = incoming.pieces(batches)
+        first = next(pieces, None)
+        if incoming.group is None:
+            return
+        group = SettledGroup(factory, self.memory, directory.group(incoming.group), open_runs.WORKER)
+        rows = pieces if first is None else chain([first], pieces)
+        for results in with_figures(group.results(rows, lambda: incoming.ended)):
+            delays.count(results, time.time())
+            yield results
+        group.counts.delays = delays.counts if self.times else []
+        yield figures_row(self.factory.output, _figures(group.counts, began).as_list())
+
+    def _with_results(
+        self, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float
+    ) -> Iterator[pa.RecordBatch]:
+        """Which pairs are found in which batch depends on much: what the batch gave is published with its state."""
         # Sorting takes as much again of either.
         limit = Shares.of(self.memory).arrivals * 7 // 8 if self.factory.punctuated else Shares.of(self.memory).arrivals
         with ExitStack() as stack:
@@ -94,14 +110,13 @@ class OperatorTask:
             if self.factory.punctuated:
                 told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit // 7, _scratch)))
             incoming = _Incoming(self, told)
-            for each in batches:
-                for number, rows in incoming.take(each):
-                    arrivals.add(number, rows)
+            for number, rows in incoming.pieces(batches):
+                arrivals.add(number, rows)
             if incoming.group is None:
                 return
             group = directory.group(incoming.group)
             # Elsewhere, two attempts at once may both publish: as both begin from the snapshot, they find the same.
-            kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
+            kept = kept_operators.WORKER if isinstance(directory.path, Path) else kept_operators.KeptOperators()
             work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
             outcome = work.run(arrivals, frozenset(incoming.ended), told)
         yield from with_figures(outcome.results)
@@ -118,14 +133,17 @@ class _Incoming:
         self._task = task
         self._told = told
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The ordinary rows of a batch, each piece of one input."""
-        if not batch.num_rows:
-            return
+    def pieces(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The ordinary rows, each piece of one input."""
+        for batch in batches:
+            if batch.num_rows:
+                yield from self._take(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         task = self._task
-        signs = batch.column(batch.num_columns - 1).to_numpy()
         plain = batch
-        if signs.any():
+        signs = batch.column(batch.num_columns - 1).to_numpy() if task.signed else None
+        if signs is not None and signs.any():
             tags = batch.column(0).to_numpy()
             self.ended.update((tags[signs == SIGN_CODES[END]] % task.layout.kinds).tolist())
             if self._told is not None:

@@ -19,14 +19,15 @@ from typing import Any
 import pyarrow as pa
 
 from watersmeet.core.errors import SegmentError
-from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status
+from watersmeet.core.protocol import Arrive, Event, Snapshot, Stall
 from watersmeet.joins.window.windowed import WindowJoin
 from watersmeet.records.times import NEVER, Timing
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState
+from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
-from watersmeet.spark.task.operator_cache import Kept, KeptOperators, described
-from watersmeet.spark.task.operator_group import POLL_FUEL, Shares
+from watersmeet.spark.task.operator_cache import Kept, KeptOperators
+from watersmeet.spark.task.operator_group import Shares, hand_over
 from watersmeet.spark.task.timed_rows import TimedArrivals, late_row
 
 
@@ -128,12 +129,9 @@ class WindowGroup:
 
     def publish(self) -> None:
         """Make this the state after the batch, unless another attempt was first."""
-        if self._after is None:
-            return
-        # From here on the files may be the state's, whatever else fails; if they are not, they are swept in time.
-        content, store = self._after
-        if self._group.publish_once(content)["attempt"] != self._group.attempt:
-            store.abandon()
+        if self._after is not None:
+            content, store = self._after
+            publish(self._group, store, content)
 
     def _open(self) -> tuple[WindowJoin, VersionedStore]:
         """The group's operator as of the batch before."""
@@ -169,16 +167,3 @@ def _enough(shares: Shares, before: dict[str, Any] | None) -> Shares:
     if more > shares.kept:  # too little, as will be said
         return shares
     return replace(shares, operator=shares.operator + more, kept=shares.kept - more)
-
-
-def hand_over(operator: WindowJoin, events: Iterator[Event]) -> Iterator[pa.RecordBatch]:
-    """Tell an operator of events, and work off each of them: silence and ends until there is no work left at all."""
-    for event in events:
-        operator.receive(event)
-        to_the_end = isinstance(event, Stall | End)
-        while True:
-            step = operator.poll(0.0, POLL_FUEL)
-            if step.out is not None and step.out.num_rows:
-                yield step.out
-            if not (step.status is Status.HAS_OUTPUT or (to_the_end and step.status is Status.HAS_WORK)):
-                break

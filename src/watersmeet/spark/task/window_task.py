@@ -21,9 +21,9 @@ from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task.context import current_batch, scratch_directory
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
-from watersmeet.spark.task.operator_group import Shares
+from watersmeet.spark.task.operator_group import Shares, hand_over
 from watersmeet.spark.task.timed_rows import TimedArrivals
-from watersmeet.spark.task.window_group import WindowCounts, WindowGroup, hand_over
+from watersmeet.spark.task.window_group import WindowCounts, WindowGroup
 from watersmeet.spill.file_store import FileStore
 
 

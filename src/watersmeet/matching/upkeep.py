@@ -1,0 +1,190 @@
+"""Runs become few over many batches, and no batch pays for long ones alone.
+
+A join that writes a run of each input with every batch would soon have very many. Between batches nobody owes anything
+to anybody, so any of them can become one; what must be bounded is how much is written at once. Runs are of one class
+if their rows have as many digits, to the base `fan_in`; as soon as there are `fan_in` of a class, they are merged.
+
+    class 3   ████████████████ ████████████████
+    class 2   ████ ████ ████ ████  ──▶ ███ ···       each batch adds a piece; meanwhile the four count
+    class 1   █ █
+
+Each batch adds a piece to the merge of each class: at least twice as many rows as it brought, and `_LEAST_ROWS`. The
+pieces are sorted runs themselves, one after the other in the order of hashes; the runs that they are made of stay what
+they were until the last piece is there, and then all pieces take their place at once. So a repeated batch, or one that
+another process goes on with, is never half-way. Pieces have one birth, by which they are known as one run.
+
+**It keeps up.** A row that is merged goes to a higher class: it is written again once a class at most, but for the
+lowest, whose runs have few rows. So no more rows can come to wait in a class than come with the batches, plus what the
+classes below hold when they come; a class merges twice as many as the batches bring. Therefore at most some `fan_in`
+runs wait in a class while as many are merged, and there are as many classes as the rows have digits: the number of runs
+follows the logarithm of the rows, and the work of a batch is bounded by its own rows times that logarithm.
+(`tests/unit/matching/test_upkeep.py` holds it to that.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from watersmeet.matching.debts import Debts
+from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.spine import Merge
+from watersmeet.spill.store import Store
+
+_LEAST_ROWS = 1 << 18
+"""Merged by a batch of each class, however few rows it has: a fraction of a second's work. Fewer would make very many
+pieces."""
+_SMALL = 4096
+"""Runs of fewer rows are of the lowest class."""
+_TIMES = 2
+"""Rows merged of each class for each that came."""
+
+Chain = tuple[SortedRun, ...]
+"""The pieces of a run, in the order of hashes."""
+
+
+def size_class(rows: int, fan_in: int) -> int:
+    """By how many digits a run is longer than a small one.
+
+    >>> [size_class(rows, 8) for rows in (1, 4_095, 4_096, 32_767, 32_768, 10**9)]
+    [0, 0, 1, 1, 2, 6]
+    """
+    found = 0
+    while rows >= _SMALL:
+        rows //= fan_in
+        found += 1
+    return found
+
+
+@dataclass(slots=True)
+class Merging:
+    """Runs of one side and class that become one."""
+
+    side: int
+    size: int
+    """Their class."""
+    chains: list[Chain]
+    places: list[list[int]]
+    """How far each piece of each run has been merged."""
+    pieces: list[SortedRun] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[SortedRun]:
+        """All that is merged."""
+        return [run for chain in self.chains for run in chain]
+
+    @property
+    def left(self) -> int:
+        """Rows that have yet to be merged."""
+        return sum(run.rows for run in self.runs) - sum(map(sum, self.places))
+
+    def ahead(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Of each run, the pieces that the next so many rows can be of."""
+        for i, chain in enumerate(self.chains):
+            found = 0
+            for j, run in enumerate(chain):
+                if found < rows and self.places[i][j] < run.rows:
+                    found += run.rows - self.places[i][j]
+                    yield i, j
+
+
+class Upkeep:
+    """The merges of a join's runs that are under way, from batch to batch."""
+
+    def __init__(
+        self, debts: Debts, store: Store, new_name: Callable[[int], str], block_bytes: int, fan_in: int
+    ) -> None:
+        self._debts = debts
+        self._store = store
+        self._new_name = new_name
+        self._block_bytes = block_bytes
+        self._fan_in = fan_in
+        self.least_rows = _LEAST_ROWS
+        self._under_way: list[Merging] = []
+        self.rows_merged = 0
+        """Since this process has it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of pieces that nobody meets yet."""
+        return [piece.name for merging in self._under_way for piece in merging.pieces]
+
+    def go_on(self, new_rows: Sequence[int]) -> list[str]:
+        """Merge some rows after a batch that brought so many of each side; returns the names of runs that can go."""
+        gone = []
+        for side in (0, 1):
+            self._begin(side)
+            for merging in [each for each in self._under_way if each.side == side]:
+                self._add_piece(merging, max(self.least_rows, _TIMES * new_rows[side]))
+                if not merging.left:
+                    self._under_way.remove(merging)
+                    self._debts.replace(side, merging.runs, *merging.pieces)
+                    gone += [run.name for run in merging.runs]
+        return gone
+
+    def _begin(self, side: int) -> None:
+        """Runs of a class that have become enough are merged from now on, unless others of that class still are."""
+        mine = [each for each in self._under_way if each.side == side]
+        busy = {run.name for merging in mine for run in merging.runs}
+        waiting: dict[int, list[Chain]] = {}
+        for _, entries in groupby(self._debts.runs[side], key=lambda entry: entry.birth):
+            chain = tuple(entry.run for entry in entries)
+            if chain[0].name not in busy:
+                waiting.setdefault(size_class(sum(run.rows for run in chain), self._fan_in), []).append(chain)
+        for size, chains in waiting.items():
+            if len(chains) >= self._fan_in and all(merging.size != size for merging in mine):
+                self._under_way.append(Merging(side, size, chains, [[0] * len(chain) for chain in chains]))
+
+    def _add_piece(self, merging: Merging, most: int) -> None:
+        ahead = list(merging.ahead(most))
+        runs = [merging.chains[i][j] for i, j in ahead]
+        start = [merging.places[i][j] for i, j in ahead]
+        merge = Merge(self._store, self._new_name(merging.side), runs, self._block_bytes, start, most)
+        try:
+            while merge.work():
+                pass
+        except BaseException:
+            merge.abort()
+            raise
+        assert merge.merged is not None
+        for (i, j), place in zip(ahead, merge.places(), strict=True):
+            merging.places[i][j] = place
+        merging.pieces.append(merge.merged)
+        self.rows_merged += merge.rows
+
+    def forget(self, side: int) -> list[str]:
+        """The runs of a side are of no use any more, nor are pieces of them; returns the names of these."""
+        over = [each for each in self._under_way if each.side == side]
+        self._under_way = [each for each in self._under_way if each.side != side]
+        return [piece.name for merging in over for piece in merging.pieces]
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for merging in self._under_way:
+            there = {entry.run.name for entry in self._debts.runs[merging.side]}
+            assert all(run.name in there for run in merging.runs), "what is merged stays until it is replaced"
+            assert sum(piece.rows for piece in merging.pieces) == sum(map(sum, merging.places))
+
+    def to_state(self) -> list[dict[str, Any]]:
+        """For a snapshot."""
+        return [
+            {
+                "side": each.side,
+                "size": each.size,
+                "chains": [[run.name for run in chain] for chain in each.chains],
+                "places": each.places,
+                "pieces": [piece.name for piece in each.pieces],
+            }
+            for each in self._under_way
+        ]
+
+    def load(self, state: list[dict[str, Any]], open_run: Callable[[int, str], SortedRun]) -> None:
+        """Take over what a snapshot says, once the runs are there."""
+        for told in state:
+            side = told["side"]
+            there = {entry.run.name: entry.run for entry in self._debts.runs[side]}
+            chains = [tuple(there[name] for name in chain) for chain in told["chains"]]
+            pieces = [open_run(side, name) for name in told["pieces"]]
+            self._under_way.append(Merging(side, told["size"], chains, [list(each) for each in told["places"]], pieces))
