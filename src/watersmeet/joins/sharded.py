@@ -278,6 +278,11 @@ class Sharded(PlainOperator):
                     shard.mail.append(event)
 
     @property
+    def hungry(self) -> bool:
+        """Whether what was received has been left for the shards, so that more can come."""
+        return not self._received
+
+    @property
     def _room(self) -> int:
         return self.budget.beside.free // ROW_BYTES
 

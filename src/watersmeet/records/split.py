@@ -33,6 +33,8 @@ ROW_BYTES = 16
 """What a row of a piece takes beside the batch it lies in: its number and its hash."""
 _SHIFT = 31
 """A batch is one block, however many rows it has."""
+_FIRST_ROWS = 2048
+"""The first rows go on in small batches, for early results; each time twice as many, up to what fits."""
 _ALL = np.empty(0, np.bool_)
 
 
@@ -130,6 +132,9 @@ class SplitPlan(RowPlan):
 class _PieceRows(AddressedRows):
     """The rows of some pieces, numbered with their piece in the upper half of a word."""
 
+    # They stay: Arrow's own pool would fill huge pages with zeros first, which took as long as all the rest.
+    pool = pa.system_memory_pool()
+
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         super().__init__(types)
         self._pieces: Sequence[Piece] = ()
@@ -173,6 +178,7 @@ class SplitIntake(Intake):
         self._schema = plan.schema
         self._pieces: deque[Piece] = deque()
         self._rows_of = _PieceRows(plan.types)
+        self._most = _FIRST_ROWS
         self.copied: deque[Shared] = deque()
         """Batches of which a piece was copied, and is needed no longer."""
 
@@ -192,10 +198,11 @@ class SplitIntake(Intake):
         """The next pieces, as many as fit, as one batch; and their numbers."""
         pieces: list[Piece] = []
         used_up: list[Shared] = []
-        room = self._limit
-        while self._pieces and (room > 0 or not pieces):
+        room, most = self._limit, self._most
+        self._most = min(2 * most, 1 << 30)
+        while self._pieces and ((room > 0 and most > 0) or not pieces):
             piece = self._pieces.popleft()
-            fitting = max(1 if not pieces else 0, room // piece.batch.row_bytes)
+            fitting = min(most, max(1 if not pieces else 0, room // piece.batch.row_bytes))
             if fitting >= len(piece.rows):
                 used_up.append(piece.batch)
             else:
@@ -205,6 +212,7 @@ class SplitIntake(Intake):
                 piece = Piece(piece.batch, piece.rows[:fitting], piece.hashes[:fitting], piece.first)
                 room = 0
             room -= piece.batch.row_bytes * len(piece.rows)
+            most -= len(piece.rows)
             pieces.append(piece)
         numbers = _joined([piece.rows + piece.first for piece in pieces])
         hashes = pa.array(_joined([piece.hashes for piece in pieces]))
