@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 
 from watersmeet.core.errors import BudgetError, SpecError
 
@@ -267,6 +268,14 @@ class PooledBudget(JointBudget):
         """Whether a share may wait for others to let go of what is more than their fair part."""
         return any(each is not share and each.total > self.fair and not each.stuck for each in self.shares)
 
+    def divide(self, totals: Sequence[int]) -> None:
+        """Make the shares as large as they once were, before anything is in them beyond what they begin with."""
+        for share, total in zip(self.shares, totals, strict=True):
+            assert share.used <= total
+            self._left += share.total - total
+            share.total = total
+        self._least_left = min(self._left, self._least_left)
+
     @property
     def peak(self) -> int:
         """The most bytes that were in shares at once, and so never less than were held."""
@@ -294,6 +303,7 @@ class Share(Budget):
 
     @property
     def most(self) -> int:
+        """The whole, if nobody else had anything."""
         return self.pool.total
 
     @property
@@ -302,6 +312,7 @@ class Share(Budget):
         return self.total > self.pool.fair and self.pool.wanted and not self.stuck
 
     def extend(self, size: int) -> bool:
+        """Take as much out of the pool as is lacking, if it is there."""
         drawn = self.pool.draw(self, self.used + size - self.total)
         self.total += drawn
         return drawn > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -13,13 +13,13 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, Sp
 from watersmeet.core.protocol import Arrive, End, Event, PlainOperator, Snapshot, Stall, Status, Step
 from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
-from watersmeet.engine.arrival import Arrival
 from watersmeet.engine.compose import member_prefix, member_snapshots
 from watersmeet.engine.snapshot import check_snapshot
 from watersmeet.joins.confluence import Confluence
-from watersmeet.memory import Budget, PooledBudget, Share, format_bytes
+from watersmeet.joins.shard import Shard
+from watersmeet.memory import PooledBudget, format_bytes
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.split import ROW_BYTES, Piece, Shared, SplitCodec, SplitIntake, SplitPlan, Splitter
+from watersmeet.records.split import ROW_BYTES, Splitter
 from watersmeet.spill.shared_store import SharedStore
 from watersmeet.spill.store import Store
 
@@ -28,121 +28,6 @@ _SPLIT_SHARE = 64
 _LEAST_SPLIT = 64 * ROW_BYTES
 _RESULTS_SHARE = 16
 """One part in so many, at most, is for results that wait for whoever takes them."""
-
-Mail: TypeAlias = "tuple[int, Piece] | Stall | End | None"
-"""Rows of an input, an event, or the end of a silence."""
-
-
-class Shard(Confluence):
-    """The join of one shard's rows, which come with their hashes; whoever runs it is the only one to touch it.
-
-    All others leave `mail`, which it takes in when it is run the next time.
-    """
-
-    codec: SplitCodec
-    plans: tuple[SplitPlan, SplitPlan]
-    budget: Share
-    _intakes: tuple[SplitIntake, ...]
-
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, share: Share, **options: Any) -> None:
-        self._share = share
-        self.mail: deque[Mail] = deque()
-        self.status = Status.NEED_INPUT
-        """What the last run left."""
-        self._starved_at: int | None = None
-        """What the pool had been given when there was too little memory for the next row; None: there was enough."""
-        super().__init__(spec, memory, store, **options)
-        self._intakes = tuple(SplitIntake(self.sizing.input_bytes, plan) for plan in self.plans)
-
-    def _make_budget(self, memory: int) -> Budget:
-        return self._share
-
-    def _make_codec(self) -> KeyCodec:
-        return SplitCodec(self.spec)
-
-    def _make_plans(self) -> tuple[SplitPlan, SplitPlan]:
-        return SplitPlan(self.spec, 0, self.codec.exact), SplitPlan(self.spec, 1, self.codec.exact)
-
-    def waiting_schema(self, number: int) -> pa.Schema:
-        return self.plans[number].schema
-
-    @property
-    def join(self) -> Shard:
-        """Itself, as a member of a whole."""
-        return self
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is something to do that does not wait for a silence."""
-        if self._share.must_give:
-            return True
-        if self._starved_at is not None and self._starved_at == self._share.pool.given:
-            return not self._share.pool.can_want(self._share)
-        return bool(self.mail) or self.status is Status.HAS_OUTPUT
-
-    def is_due(self, now: float) -> bool:
-        """Whether it wanted to be woken by now."""
-        at = self.wake_at()
-        return at is not None and at <= now
-
-    def take_mail(self) -> None:
-        """Take note of all that has come."""
-        if self.mail:
-            self.status = Status.HAS_OUTPUT
-        while self.mail:
-            item = self.mail.popleft()
-            if isinstance(item, tuple):
-                number, piece = item
-                self._intakes[number].add_piece(piece)
-            elif item is None:
-                self._stalled = False
-            else:
-                self.receive(item)
-
-    def run(self, now: float, fuel: int) -> Step:
-        """Take note of all that has come, and work a little."""
-        self.take_mail()
-        self._starved_at = None
-        share = self.budget
-        share.stuck = False
-        if share.must_give:
-            # Others cannot go on: what is in memory goes to disk.
-            share.give_back()
-            share.stuck = share.must_give and not any(table.rows for table in self.tables)
-            self._full |= share.must_give
-        step = self.poll(now, fuel)
-        share.give_back()
-        share.pool.want(share, self._starved_at is not None)
-        self.status = step.status
-        return step
-
-    def _work(self, fuel: int) -> int:
-        return 0 if self._starved_at is not None else super()._work(fuel)
-
-    def _may_go_on(self, arrival: Arrival) -> bool:
-        if not super()._may_go_on(arrival):
-            return False
-        share = self.budget
-        if any(table.rows for table in self.tables) or self._has_room_for(arrival, 1) or not share.pool.can_want(share):
-            return True
-        # There is nothing here to make room with, and others have more than their part: they are asked for it.
-        self._starved_at = share.pool.given
-        return False
-
-    def copied(self, number: int) -> deque[Shared]:
-        """Batches of an input of which this shard has copied what was its own."""
-        return self._intakes[number].copied
-
-    def copy_pieces(self) -> None:
-        """Copy all that waits, however much it is."""
-        self.take_mail()
-        for intake in self._intakes:
-            intake.waiting()
-
-    def resume(self, snapshot: Snapshot, status: Status) -> None:
-        """Go on where a snapshot was taken."""
-        self._load(snapshot)
-        self.status = status
 
 
 class Sharded(PlainOperator):
@@ -157,8 +42,8 @@ class Sharded(PlainOperator):
     Equal keys have equal hashes, so that a pair's rows are always in one shard, which finds the pair exactly once: that
     does not depend on when the shards work, or in which order. So a driver may run each in a thread of its own (see
     `drivers.crew`); `poll` runs them one after the other, in an order that can be chosen. A shard that is full takes
-    memory that others have no use for before it flushes (`memory.PooledBudget`). One that has long to do, for a hot key,
-    does not keep the others from going on, as long as what waits for it is within bounds.
+    memory that others have no use for before it flushes (`memory.PooledBudget`). One that has long to do, for a hot
+    key, does not keep the others from going on, as long as what waits for it is within bounds.
 
     :param shards: how many.
     :param order: in which order `poll` runs shards: one after the other, or as if by chance, from a seed.
@@ -224,9 +109,8 @@ class Sharded(PlainOperator):
     @classmethod
     def least_memory(cls, spec: JoinSpec, *, shards: int = 2, **options: Any) -> int:
         """The smallest budget that so many shards can work in, if no single row is large."""
-        # Half of what a share would fairly have is for certain, and something is beside the shares.
-        own = Confluence.least_memory(spec)
-        return 2 * shards * own * _SPLIT_SHARE // (_SPLIT_SHARE - 1) + _LEAST_SPLIT
+        own = shards * Confluence.least_memory(spec, **options)
+        return own + max(_LEAST_SPLIT, -(-own // (_SPLIT_SHARE - 1)))
 
     @classmethod
     def refuse_unfit(cls, spec: JoinSpec) -> None:
@@ -428,6 +312,7 @@ class Sharded(PlainOperator):
         saved, segments = member_snapshots(self.shards)
         state = {
             "memory": self.budget.total,
+            "shares": [share.total for share in self.budget.shares],
             "shards": saved,
             "numbered": list(self._numbered),
             "ended": list(self._ended),
@@ -448,6 +333,7 @@ class Sharded(PlainOperator):
         join._numbered = list(snapshot.state["numbered"])
         join._ended = list(snapshot.state["ended"])
         join._silent = snapshot.state["silent"]
+        join.budget.divide(snapshot.state["shares"])
         for shard, state in zip(join.shards, saved, strict=True):
             shard.resume(Snapshot.from_json(state), Status(state["status"]))
         return join
