@@ -15,7 +15,7 @@ from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.compose import member_prefix, member_snapshots
 from watersmeet.engine.snapshot import check_snapshot
-from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.confluence import FLOOR, Confluence
 from watersmeet.joins.shard import Shard
 from watersmeet.memory import PooledBudget, format_bytes
 from watersmeet.records.keys import KeyCodec
@@ -90,10 +90,13 @@ class Sharded(PlainOperator):
         self._pieces = self.budget.beside.reservation("rows on their way")
         codec = KeyCodec(spec)
         self._splitters = [Splitter(spec, side, codec, shards) for side in (0, 1)]
+        # What a join has in any memory, all of its shards have together.
+        options.setdefault("floor", FLOOR // shards)
         self.shards = [
             Shard(spec, self.budget.fair, SharedStore(store, member_prefix(number)), share=share, **options)
             for number, share in enumerate(self.budget.shares)
         ]
+        self.beyond = sum(shard.beyond for shard in self.shards)
         self._received: deque[Arrive | Stall | End] = deque()
         """What no shard has been told yet."""
         self.outstanding = [0, 0]
