@@ -12,7 +12,17 @@ import pyarrow as pa
 from watersmeet.api.explanation import Choice
 from watersmeet.api.explanation import conditions as described
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, Told, check_least, cores, open_run, open_sources, two_names, with_queues
+from watersmeet.api.run import (
+    PageOption,
+    Settings,
+    Told,
+    check_least,
+    cores,
+    open_run,
+    open_sources,
+    two_names,
+    with_queues,
+)
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Promises
