@@ -47,6 +47,7 @@ MOST_QUEUE_BYTES = 64 << 20
 FINEST = 0.02
 """Seconds between two samples of a run's history at its beginning; they grow with its length up to `every`."""
 
+
 Build: TypeAlias = "Callable[[list[pa.Schema], int], LiveOperator]"
 Observe: TypeAlias = "Callable[[Progress], None]"
 

@@ -274,7 +274,10 @@ class Sharded(PlainOperator):
     @property
     def events(self) -> Counter[str]:
         """What happened how often, in all shards."""
-        return sum((shard.events for shard in self.shards), Counter())
+        total: Counter[str] = Counter()
+        for shard in self.shards:
+            total.update(dict(shard.events))  # taken at once: the shard may be at work
+        return total
 
     def report(self) -> Report:
         """How late pairs were in all shards, and how many rows have yet to settle."""
