@@ -31,6 +31,8 @@ from watersmeet.drivers.inbox import Bell
 
 FEW_ROWS = 4096
 """Fewer rows than these are worked off before a helper has woken up."""
+TOGETHER = 1024
+"""Fewer rows wait for others that are there already."""
 LOOK = 0.1
 """Seconds after which a consumer that waits for helpers looks around."""
 
@@ -78,7 +80,12 @@ class Shards(Protocol):
 
     @property
     def hungry(self) -> bool:
-        """Whether what was received has been left for the shards, so that more can come."""
+        """Whether more can come."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Rows that were received, and have not been left for the shards."""
         ...
 
     def hand_on(self) -> None:
@@ -107,6 +114,7 @@ class Crew:
         # Written by the consumer alone.
         self._fuel = 1
         self._silent = False
+        self._received = 0
         self._helpers = [
             threading.Thread(target=self._help, name=f"watersmeet-join-{number}", daemon=True)
             for number in range(1, threads)
@@ -126,7 +134,12 @@ class Crew:
     def poll(self, now: float, fuel: int, silent: bool) -> Step:
         """A result, if there is one; else run a shard, or wait for those who do."""
         self._fuel, self._silent = fuel, silent
+        received = self._operator.received
+        if self._received < received < TOGETHER and self._arrived():
+            self._received = received
+            return Step(None, Status.HAS_OUTPUT, _NOTHING)  # a shard's work for a few rows hardly depends on how many
         self._operator.hand_on()
+        self._received = 0
         with self._lock:
             if self._results:
                 return Step(self._take(), Status.HAS_OUTPUT, _NOTHING)

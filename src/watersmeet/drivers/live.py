@@ -140,7 +140,7 @@ class LiveRun:
             self.close()
             raise
         if self._threads > 1 and isinstance(operator, Shards):
-            self._parts.crew = Crew(operator, self._threads, self._bell, self._parts.anything_new)
+            self._parts.crew = Crew(operator, self._threads, self._bell, self._parts.anything_to_hand_over)
         self._schema = operator.spec.schema
         return operator
 

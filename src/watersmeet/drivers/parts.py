@@ -68,6 +68,10 @@ class Parts:
         """Whether something waits in a queue that the operator has not been told."""
         return any(inbox.ready for inbox in self.inboxes)
 
+    def anything_to_hand_over(self) -> bool:
+        """The same, but for failures: those are told when all rows before them are worked off."""
+        return any(inbox.pieces or (inbox.ended and not inbox.end_told and not inbox.error) for inbox in self.inboxes)
+
     def figures(self) -> Figures:
         """As of now, or of the end."""
         operator = self.operator

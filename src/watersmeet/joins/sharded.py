@@ -20,12 +20,15 @@ from watersmeet.joins.shard import Shard
 from watersmeet.memory import PooledBudget, format_bytes
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.split import ROW_BYTES, Splitter
+from watersmeet.records.types import put_together
 from watersmeet.spill.shared_store import SharedStore
 from watersmeet.spill.store import Store
 
 _SPLIT_SHARE = 64
 """One part in so many of the memory is for what is noted of rows on their way to shards."""
 _LEAST_SPLIT = 64 * ROW_BYTES
+_TOGETHER = 1024
+"""Batches of fewer rows are split together."""
 _RESULTS_SHARE = 16
 """One part in so many, at most, is for results that wait for whoever takes them."""
 
@@ -148,6 +151,8 @@ class Sharded(PlainOperator):
     def hand_on(self) -> None:
         """Split what was received, and leave it for the shards: as much as may be on its way at once."""
         self._let_go()
+        if len(self._received) > 2:
+            self._put_together()
         while self._received:
             event = self._received[0]
             if isinstance(event, Arrive):
@@ -164,10 +169,26 @@ class Sharded(PlainOperator):
                 for shard in self.shards:
                     shard.mail.append(event)
 
+    def _put_together(self) -> None:
+        """Many small batches become few, if they are the first; inputs' rows may come in any order to each other."""
+        small: list[list[pa.RecordBatch]] = [[], []]
+        while self._received and isinstance(event := self._received[0], Arrive) and event.batch.num_rows < _TOGETHER:
+            small[event.input].append(event.batch)
+            self._received.popleft()
+        for number in (1, 0):
+            one = put_together(small[number]) if len(small[number]) > 1 else None
+            batches = small[number] if one is None else [one]
+            self._received.extendleft(Arrive(number, batch) for batch in reversed(batches))
+
     @property
     def hungry(self) -> bool:
-        """Whether what was received has been left for the shards, so that more can come."""
-        return not self._received
+        """Whether more can come: all rows that could not be left for the shards yet are few."""
+        return self.received < _TOGETHER
+
+    @property
+    def received(self) -> int:
+        """Rows that were received, and have not been left for the shards."""
+        return sum(event.batch.num_rows for event in self._received if isinstance(event, Arrive))
 
     @property
     def _room(self) -> int:

@@ -75,6 +75,7 @@ class Whole:
         self.result_bytes = result_bytes
         self.outstanding = [rows, 0]
         self.hungry = True
+        self.received = 0
 
     @property
     def status(self) -> Status:
@@ -281,6 +282,7 @@ def test_one_thread_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Sharded, "__init__", refuse)
     small = pa.table({"id": [1, 2]})
+    assert wm.join(small, small, on="id").table().num_rows == 2, "so few rows are not worth several"
     assert wm.join(small, small, on="id", threads=1).table().num_rows == 2
     assert wm.join(small, small, on="id", memory="8 MiB", threads=4).table().num_rows == 2, "nor has little memory"
     assert wm.join(small, small, on="id", algorithm="xjoin").table().num_rows == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -205,3 +206,24 @@ def test_a_batch_of_other_columns_is_refused() -> None:
     join = Sharded(SPEC, MEMORY, MemoryStore())
     with pytest.raises(SpecError, match="other columns than announced"):
         join.receive(Arrive(0, pa.record_batch({"x": np.arange(3)})))
+
+
+def test_small_batches_are_split_together() -> None:
+    join = Sharded(SPEC, MEMORY, MemoryStore(), shards=2)
+    split: list[int] = []
+    for number, splitter in enumerate(join._splitters):
+        real = splitter.split
+
+        def noted(batch: pa.RecordBatch, first: int, number: int = number, real: Any = real) -> Any:
+            split.append(batch.num_rows)
+            return real(batch, first)
+
+        splitter.split = noted  # type: ignore[method-assign]
+    for i in range(50):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows([i])))
+    join.receive(End(0))
+    join.receive(Arrive(1, rows([50])))
+    join.receive(End(1))
+    assert join.received == 101
+    assert work_off(join) == Counter(range(50)) and split == [50, 50, 1]
