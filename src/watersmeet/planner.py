@@ -88,10 +88,10 @@ def build_for_threads(
 ) -> ProgressiveJoin | Sharded:
     """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
 
-    Only `confluence` has shards; see `choose`.
+    Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`.
     """
     chosen, reason = choose(spec, algorithm)
-    shards = min(threads, memory // _SHARD_MEMORY) if chosen is Confluence else 1
+    shards = min(threads, memory // _SHARD_MEMORY) if chosen is Confluence and spec.band is None else 1
     if shards < 2:
         return build(spec, memory, store, algorithm, **options)
     operator = Sharded(spec, memory, store, shards=shards, **options)

@@ -73,7 +73,8 @@ def join(
         silence, or until memory is full. Only `"confluence"`, the default, bounds it.
     :param threads: how many work at the join, your own among them; all processors unless given. Rows are divided among
         them by their keys, and what one has no use for of the memory the others can have. Unless given, there is one
-        for tables of few rows; below 8 MiB of memory for each, there are fewer. Only `"confluence"` uses more than one.
+        for tables of few rows; below 8 MiB of memory for each, there are fewer. Only `"confluence"` uses more than one,
+        and only for equal keys.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.

@@ -74,7 +74,7 @@ class Sharded(PlainOperator):
     def __init__(
         self, spec: JoinSpec, memory: int, store: Store, *, shards: int = 2, order: int | None = None, **options: Any
     ) -> None:
-        Confluence.refuse_unfit(spec)
+        self.refuse_unfit(spec)
         if shards < 1:
             raise SpecError(f"there cannot be {shards} shards; ask for one or more")
         least = self.least_memory(spec, shards=shards)
@@ -122,6 +122,10 @@ class Sharded(PlainOperator):
     def refuse_unfit(cls, spec: JoinSpec) -> None:
         """An error if this join cannot carry out what the spec asks for."""
         Confluence.refuse_unfit(spec)
+        if spec.band is not None:
+            raise SpecError(
+                f"shards are of equal keys, and a band of {spec.band.left!r} asks for close ones; use one thread"
+            )
 
     # --- the protocol ---
 

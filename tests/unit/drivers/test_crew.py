@@ -286,6 +286,7 @@ def test_one_thread_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wm.join(small, small, on="id", threads=1).table().num_rows == 2
     assert wm.join(small, small, on="id", memory="8 MiB", threads=4).table().num_rows == 2, "nor has little memory"
     assert wm.join(small, small, on="id", algorithm="xjoin").table().num_rows == 2
+    assert wm.join(small, small, on=wm.band("id", 1), threads=2).table().num_rows == 4, "a band has no hashes"
     with pytest.raises(AssertionError, match="there are shards"):
         wm.join(small, small, on="id", threads=2).table()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import watersmeet as wm
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, SpecError
 from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
@@ -200,6 +201,11 @@ def test_too_little_memory_and_no_shards_are_refused() -> None:
     Sharded(SPEC, least, MemoryStore(), shards=8).check()
     with pytest.raises(SpecError, match="cannot be 0 shards"):
         Sharded(SPEC, MEMORY, MemoryStore(), shards=0)
+
+
+def test_a_band_is_refused() -> None:
+    with pytest.raises(SpecError, match="a band of 'id' asks for close ones; use one thread"):
+        Sharded(JoinSpec(SCHEMA, SCHEMA, parse_on(wm.band("id", 2))), MEMORY, MemoryStore())
 
 
 def test_a_batch_of_other_columns_is_refused() -> None:
