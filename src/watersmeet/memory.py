@@ -7,6 +7,8 @@ so that the sum can be told apart by name and a leak shows in `check()`.
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Sequence
 
 from watersmeet.core.errors import BudgetError, SpecError
 
@@ -87,6 +89,15 @@ class Budget:
         """Bytes nobody has reserved."""
         return self.total - self.used
 
+    @property
+    def most(self) -> int:
+        """Bytes that it may ever be: of a part of a larger one, more than it is now."""
+        return self.total
+
+    def extend(self, size: int) -> bool:
+        """Become large enough for so many more bytes than are reserved, if there is somebody to take them from."""
+        return False
+
     def reservation(self, name: str) -> Reservation:
         """A new, empty claim on this budget."""
         claim = Reservation(self, name)
@@ -139,6 +150,9 @@ class JointBudget(Budget):
     (50, {'join 0: rows': 50})
     """
 
+    part_name = "join"
+    """What a part is called."""
+
     def __init__(self, total: int, parts: list[Budget]) -> None:
         self._parts = parts
         super().__init__(total)
@@ -164,7 +178,7 @@ class JointBudget(Budget):
     def breakdown(self) -> dict[str, int]:
         """Who holds what, by name."""
         return {
-            f"join {number}: {name}": held
+            f"{self.part_name} {number}: {name}": held
             for number, part in enumerate(self._parts)
             for name, held in part.breakdown().items()
         }
@@ -174,6 +188,144 @@ class JointBudget(Budget):
         for part in self._parts:
             part.check()
         assert sum(part.total for part in self._parts) <= self.total
+
+
+_LEAST_STEP = 1024
+_STEPS = 64
+"""A share grows and shrinks by one part in so many of what would be everybody's."""
+
+
+class PooledBudget(JointBudget):
+    """So many bytes in shares that follow the need: what one has no use for is there for the others.
+
+    Each share is sure of half of what would be its fair part, and draws the rest as it needs it, a step at a time, from
+    what lies in the pool; what it no longer needs it gives back there. So whoever is full has taken what is free before
+    it flushes, and nobody can be left without anything. The shares may be in different threads: the pool is behind a
+    lock, and a share's own size is changed by its own thread alone. What is in shares and what is in the pool is always
+    the whole, so that the sum of what is held never exceeds it.
+
+    Nobody need fail that could go on with its fair part: it is lacking only where others have more than theirs, who are
+    then asked to let go of it.
+
+    >>> pool = PooledBudget(100_000, shares=2)
+    >>> rows = [share.reservation("rows") for share in pool.shares]
+    >>> rows[0].try_grow(70_000), rows[1].try_grow(40_000), rows[1].try_grow(25_000)
+    (True, False, True)
+    >>> rows[0].shrink(60_000); rows[1].try_grow(30_000)
+    False
+    >>> pool.shares[0].give_back(); rows[1].try_grow(30_000), pool.used, pool.breakdown()
+    (True, 65000, {'share 0: rows': 10000, 'share 1: rows': 55000})
+    """
+
+    part_name = "share"
+
+    def __init__(self, total: int, shares: int, beside: int = 0) -> None:
+        """So many bytes of the total are a budget beside the shares, which stays as it is."""
+        self._lock = threading.Lock()
+        self.beside = Budget(beside)
+        self.fair = (total - beside) // shares
+        """What each would have if all had the same."""
+        self.step = max(_LEAST_STEP, self.fair // _STEPS)
+        self.sure = self.fair // 2
+        """What a share has for certain."""
+        self.given = 0
+        """How often something came back to the pool."""
+        self._wanting: set[Share] = set()
+        self.shares = [Share(self) for _ in range(shares)]
+        self._left = total - beside - shares * self.sure
+        self._least_left = self._left
+        super().__init__(total, [*self.shares, self.beside])
+
+    def draw(self, share: Share, least: int) -> int:
+        """Take bytes out of the pool, at least so many and at most a step more; 0 if there are not as many."""
+        with self._lock:
+            if least > self._left:
+                return 0
+            size = min(self._left, -(-least // self.step) * self.step)
+            if self._wanting and share not in self._wanting and share.total + size > self.fair:
+                return 0
+            self._left -= size
+            self._least_left = min(self._left, self._least_left)
+            return size
+
+    def put_back(self, size: int) -> None:
+        """Give bytes back to the pool."""
+        with self._lock:
+            self._left += size
+            self.given += 1
+
+    def want(self, share: Share, wanting: bool) -> None:
+        """A share cannot go on with what it has, which is no more than its fair part; or it can again."""
+        with self._lock:
+            (self._wanting.add if wanting else self._wanting.discard)(share)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether those that have more than their fair part are asked to let go of it."""
+        return bool(self._wanting)
+
+    def can_want(self, share: Share) -> bool:
+        """Whether a share may wait for others to let go of what is more than their fair part."""
+        return any(each is not share and each.total > self.fair and not each.stuck for each in self.shares)
+
+    def divide(self, totals: Sequence[int]) -> None:
+        """Make the shares as large as they once were, before anything is in them beyond what they begin with."""
+        for share, total in zip(self.shares, totals, strict=True):
+            assert share.used <= total
+            self._left += share.total - total
+            share.total = total
+        self._least_left = min(self._left, self._least_left)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in shares at once, and so never less than were held."""
+        return self.total - self._least_left
+
+    @peak.setter
+    def peak(self, value: int) -> None:
+        """It follows from what was drawn."""
+
+    def check(self) -> None:
+        """Assert that every share keeps to its size, and that shares and pool are the whole."""
+        super().check()
+        assert self._left >= 0
+        assert sum(share.total for share in self.shares) + self.beside.total + self._left == self.total
+
+
+class Share(Budget):
+    """One part of a pooled budget."""
+
+    def __init__(self, pool: PooledBudget) -> None:
+        super().__init__(pool.sure)
+        self.pool = pool
+        self.stuck = False
+        """It holds nothing that it could let go of."""
+
+    @property
+    def most(self) -> int:
+        """The whole, if nobody else had anything."""
+        return self.pool.total
+
+    @property
+    def must_give(self) -> bool:
+        """Whether it is asked to let go of what is more than its fair part."""
+        return self.total > self.pool.fair and self.pool.wanted and not self.stuck
+
+    def extend(self, size: int) -> bool:
+        """Take as much out of the pool as is lacking, if it is there."""
+        drawn = self.pool.draw(self, self.used + size - self.total)
+        self.total += drawn
+        return drawn > 0
+
+    def give_back(self) -> None:
+        """Let the others have what is free, but for a step, so that the next few rows need not ask."""
+        pool = self.pool
+        slack = 0 if pool.wanted else pool.step
+        kept = max(pool.sure, self.used + slack)
+        if self.total > kept + slack:
+            spare, self.total = self.total - kept, kept
+            self.peak = self.used
+            pool.put_back(spare)
 
 
 class Reservation:
@@ -207,7 +359,7 @@ class Reservation:
         budget = self._budget
         more = self._used + size - self.held if self._aside else size
         if more > 0:
-            if budget.used + more > budget.total:
+            if budget.used + more > budget.total and not budget.extend(more):
                 return False
             budget.used += more
             self.held += more

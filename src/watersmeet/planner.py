@@ -29,6 +29,7 @@ from watersmeet.joins.progressive.pmj import PMJ
 from watersmeet.joins.progressive.rpj import RPJ
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
+from watersmeet.joins.sharded import Sharded
 from watersmeet.joins.window.ah_ewj import AHEWJ
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.joins.window.ewj import EWJ
@@ -75,6 +76,26 @@ def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **
         if options and "unexpected keyword" in str(problem):
             raise SpecError(f"{chosen.name} does not take the options {', '.join(map(repr, options))}") from None
         raise
+    operator.reason = reason
+    return operator
+
+
+_SHARD_MEMORY = 8 << 20
+"""With less memory a shard, what every shard has for itself would take too much of it."""
+
+
+def build_for_threads(
+    spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", threads: int = 1, **options: Any
+) -> ProgressiveJoin | Sharded:
+    """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
+
+    Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`.
+    """
+    chosen, reason = choose(spec, algorithm)
+    shards = min(threads, memory // _SHARD_MEMORY) if chosen is Confluence and spec.band is None else 1
+    if shards < 2:
+        return build(spec, memory, store, algorithm, **options)
+    operator = Sharded(spec, memory, store, shards=shards, **options)
     operator.reason = reason
     return operator
 

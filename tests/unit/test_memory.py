@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waiting import PATIENCE
 from watersmeet.core.errors import BudgetError, SpecError
-from watersmeet.memory import Budget, format_bytes, parse_memory
+from watersmeet.memory import Budget, PooledBudget, format_bytes, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -163,3 +166,70 @@ def test_a_budget_is_the_sum_of_its_parts_whatever_happens(moves: list[tuple[int
         assert [claim.held for claim in claims] == held
         assert (budget.used, budget.peak) == (sum(held), peak)
         budget.check()
+
+
+# --- shares of one budget ---
+
+
+def test_a_share_takes_what_others_have_no_use_for_and_the_sum_is_kept() -> None:
+    pool = PooledBudget(1 << 20, shares=4, beside=1 << 16)
+    rows = [share.reservation("rows") for share in pool.shares]
+    while rows[0].try_grow(1000):
+        pool.check()
+    assert pool.shares[0].total > 2 * pool.fair, "it took what the others did not need"
+    assert all(share.total == pool.sure for share in pool.shares[1:]), "of which each is sure of half"
+    assert all(claim.try_grow(pool.sure) for claim in rows[1:])
+    assert not rows[1].try_grow(pool.step)
+    assert pool.used <= pool.peak <= pool.total
+    rows[0].clear()
+    assert not rows[1].try_grow(pool.fair), "what is free has not been given back"
+    pool.shares[0].give_back()
+    assert rows[1].try_grow(pool.fair)
+    pool.check()
+
+
+def test_whoever_has_more_than_its_part_gives_it_to_one_that_cannot_go_on() -> None:
+    pool = PooledBudget(100_000, shares=2)
+    rich, poor = pool.shares
+    rows = [share.reservation("rows") for share in pool.shares]
+    rows[0].grow(75_000)
+    assert not rows[1].try_grow(50_000)
+    assert pool.can_want(poor) and not rich.must_give
+    pool.want(poor, True)
+    assert rich.must_give
+    rows[0].shrink(25_000)
+    rich.give_back()
+    assert rich.total == pool.fair and not rich.must_give
+    assert not rows[0].try_grow(1), "as long as another cannot go on"
+    assert rows[1].try_grow(50_000)
+    pool.want(poor, False)
+    pool.check()
+    rich.stuck = True
+    assert not pool.can_want(poor), "nobody has more than a fair part"
+
+
+def test_shares_in_threads_never_hold_more_than_the_whole() -> None:
+    pool = PooledBudget(1 << 20, shares=3)
+    over: list[int] = []
+    taken = [0, 0, 0]
+
+    def use(number: int) -> None:
+        share = pool.shares[number]
+        claim = share.reservation("rows")
+        for step in range(3000):
+            size = (step * 7919 + number * 104729) % (pool.fair // 2)
+            if claim.try_grow(size):
+                taken[number] += 1
+            else:
+                claim.shrink(claim.held)
+                share.give_back()
+            if pool.used > pool.total:
+                over.append(pool.used)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not over and all(count > 500 for count in taken)
+    pool.check()

@@ -12,7 +12,17 @@ import pyarrow as pa
 from watersmeet.api.explanation import Choice
 from watersmeet.api.explanation import conditions as described
 from watersmeet.api.result import Result
-from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources, two_names, with_queues
+from watersmeet.api.run import (
+    PageOption,
+    Settings,
+    Told,
+    check_least,
+    cores,
+    open_run,
+    open_sources,
+    two_names,
+    with_queues,
+)
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Promises
@@ -26,6 +36,9 @@ if TYPE_CHECKING:
     from watersmeet.engine.two_way import ProgressiveJoin
     from watersmeet.spill import FileStore
 
+FEW_ROWS = 1 << 17
+"""Of both inputs, which one thread joins as fast as several."""
+
 
 def join(
     left: object,
@@ -36,6 +49,7 @@ def join(
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     delay: float | str | timedelta | None = None,
+    threads: int | None = None,
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
     wait: float = WAIT,
@@ -57,6 +71,10 @@ def join(
     :param delay: how long a pair may wait after its later row came, such as `"1 s"`; what cannot be held is told by
         `progress.lateness`. Without it, pairs whose rows were not in memory together wait until enough rows do, for a
         silence, or until memory is full. Only `"confluence"`, the default, bounds it.
+    :param threads: how many work at the join, your own among them; all processors unless given. Rows are divided among
+        them by their keys, and what one has no use for of the memory the others can have. Unless given, there is one
+        for tables of few rows; below 8 MiB of memory for each, there are fewer. Only `"confluence"` uses more than one,
+        and only for equal keys.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
@@ -77,6 +95,7 @@ def join(
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)
+    check_threads(threads, algorithm)
     if how != "inner":
         raise SpecError(f"how={how!r} is not supported; only 'inner' is")
     called = two_names(names, (left, right), ("left", "right"))
@@ -92,7 +111,7 @@ def join(
     def make(spec: JoinSpec, rest: int, store: FileStore) -> LiveOperator:
         from watersmeet import planner
 
-        return planner.build(spec, rest, store, algorithm, **options)
+        return planner.build_for_threads(spec, rest, store, algorithm, workers, **options)
 
     def chosen(spec: JoinSpec) -> Choice:
         from watersmeet.planner import choose
@@ -102,8 +121,9 @@ def join(
 
     sources = open_sources(zip(called, (left, right), strict=True))
     promises = (promises_of(sources[0]), promises_of(sources[1]))
+    workers = threads or usual_threads(sources)
     told = Told("join", described(on), how)
-    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen))
+    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen, threads=workers))
 
 
 def promises_of(source: Source) -> Promises:
@@ -117,6 +137,22 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
     from watersmeet.planner import ALGORITHMS
 
     check_choice(algorithm, options, ALGORITHMS)
+
+
+def check_threads(threads: int | None, algorithm: str) -> None:
+    """Refuse a number of threads that cannot be, or that an algorithm has no use for."""
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise SpecError(f"threads must be a number, 1 or more, not {threads!r}")
+    if threads > 1 and algorithm not in ("auto", "confluence"):
+        raise SpecError(f"algorithm {algorithm} uses one thread; leave threads={threads} out, or choose 'confluence'")
+
+
+def usual_threads(sources: Sequence[Source]) -> int:
+    """How many threads a join uses that is not told: all processors, unless it is known that there is little to do."""
+    known = [getattr(source, "known_rows", None) for source in sources]
+    return 1 if sum(FEW_ROWS if rows is None else rows for rows in known) < FEW_ROWS else cores()
 
 
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:

@@ -93,6 +93,7 @@ def open_run(
     *,
     told: Told,
     choose: Callable[[Spec], Choice],
+    threads: int = 1,
 ) -> tuple[LiveRun, pa.Schema | None, Callable[[], Explanation]]:
     """A run over sources, which it closes, the result's schema where nobody has to be waited for, and what explains it.
 
@@ -103,6 +104,7 @@ def open_run(
     :param new_store: makes the store below the directory for spilled rows, which is gone when the run is over.
     :param told: what the verb was told, to be explained.
     :param choose: from the spec to the algorithm that `make` would take.
+    :param threads: how many run an operator that is in shards.
     """
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
@@ -121,8 +123,9 @@ def open_run(
         schemas = [source.schema() for source in sources] if known else None
         schema = specify(schemas).schema if schemas is not None else None
         run = LiveRun(
-            sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress
-        )
+            sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress,
+            threads=threads,
+        )  # fmt: skip
         if settings.page is not None and settings.page is not False:
             from watersmeet.live.attach import attach
 
@@ -145,6 +148,11 @@ def open_run(
     except BaseException:
         close_all(sources)
         raise
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def two_names(names: tuple[str, str] | None, data: Sequence[object], otherwise: Sequence[str]) -> tuple[str, str]:

@@ -7,7 +7,7 @@ memory many times over. The same seed and the same operator give the same case.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -72,6 +72,8 @@ class Case:
     """After these steps (receives and polls, counted together) the operator is snapshot, dropped and restored."""
     kinds: tuple[str, ...] = ()
     """What kinds of keys it joins on."""
+    parts: int = field(default=1, kw_only=True)
+    """Into how many parts the operator divides its memory: a row must fit into one of them."""
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -133,15 +135,16 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=_pick(rng, [("", "_right"), ("_l", "_r")]))
     least = int(operator_class.least_memory(spec, **options))
     memory = _memory(rng, least)
+    parts = int(options.get("shards", 1))
     target = min(_MOST_BYTES, int(memory * rng.choice([0.3, 1.5, 2.5, 4.0, 8.0], p=[0.06, 0.2, 0.34, 0.3, 0.1])))
-    width = min(target // max(1, sum(n for n, kind in zip(rows, wide, strict=True) if kind)), memory // 32)
+    width = min(target // max(1, sum(n for n, kind in zip(rows, wide, strict=True) if kind)), memory // parts // 32)
     # Results go out a few KiB at a time: what is wide and meets much would take a case a thousand polls.
     width = min(width, _LONGEST // 2, _MOST_OUTPUT_BYTES // (1 + pairs))
     tables = []
     for side in (0, 1):
         arrays = columns[side]
         if (kind := wide[side]) is not None:
-            arrays = [*arrays, wide_column(rng, rows[side], width, min(_LONGEST, memory // 24), kind)]
+            arrays = [*arrays, wide_column(rng, rows[side], width, min(_LONGEST, memory // parts // 24), kind)]
         tables.append(pa.RecordBatch.from_arrays(arrays, schema=schemas[side]))
     if not getattr(operator_class, "spills", True):
         memory = least + PLENTY
@@ -149,7 +152,7 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
     kinds = tuple(key.kind for key in keys[: len(keys) - (band is not None)])
     kinds += () if band is None else (f"band of {band.columns.kind}",)
-    return Case(seed, spec, tables[0], tables[1], moves, random_fuel(rng), memory, least, restores, kinds)
+    return Case(seed, spec, tables[0], tables[1], moves, random_fuel(rng), memory, least, restores, kinds, parts=parts)
 
 
 def _perhaps_with_band(

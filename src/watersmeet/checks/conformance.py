@@ -82,7 +82,7 @@ def _refuelled(case: AnyCase, rng: np.random.Generator) -> AnyCase:
 def _rebudgeted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     scarce = case.memory <= 4 * case.least
     # In a tree, joins share the memory, and a row has the columns of several inputs.
-    room = ROOM_FOR_LONGEST * (case.inputs * (case.inputs - 1) // 2)
+    room = ROOM_FOR_LONGEST * (case.inputs * (case.inputs - 1) // 2) * getattr(case, "parts", 1)
     return replace(case, memory=case.least + (PLENTY if scarce else room))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,7 @@ import pyarrow as pa
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
+from watersmeet.drivers.crew import Crew, Shards
 from watersmeet.drivers.history import History
 from watersmeet.drivers.inbox import Bell, Inbox, Readable
 from watersmeet.drivers.parts import LiveOperator as LiveOperator
@@ -44,6 +46,7 @@ MOST_QUEUE_BYTES = 64 << 20
 """Deeper queues smooth nothing more; the operator makes better use of the memory."""
 FINEST = 0.02
 """Seconds between two samples of a run's history at its beginning; they grow with its length up to `every`."""
+
 
 Build: TypeAlias = "Callable[[list[pa.Schema], int], LiveOperator]"
 Observe: TypeAlias = "Callable[[Progress], None]"
@@ -71,10 +74,11 @@ class LiveRun:
         wait: float = WAIT,
         observe: Observe | None = None,
         every: float = 0.1,
+        threads: int = 1,
     ) -> None:
         """`build` makes the operator once all schemas are known: at once if they are given, else when the sources tell.
 
-        `observe` is called about every `every` seconds.
+        `observe` is called about every `every` seconds. An operator in shards is run by so many threads.
         """
         if not wait >= 0:
             raise SpecError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
@@ -89,13 +93,16 @@ class LiveRun:
         self._observe = observe
         self._companions: list[Callable[[], object]] = []
         self._every = every
+        self._threads = threads
         self._bell = Bell()
         room = queue_bytes(memory) // len(sources)
         self._inboxes = [Inbox(source, self._bell, room) for source in sources]
         self._parts = Parts(self._bell, self._inboxes)
         self._names = tuple(source.name for source in sources)
         self._rows_in = [0] * len(sources)
-        self._handed: list[tuple[Inbox, int, int]] = []
+        self._handed: list[deque[tuple[int, int, int]]] = [deque() for _ in sources]
+        """Of each input, what was handed over and is not worked off: bytes, rows as the queue counts them, and rows."""
+        self._handed_rows = [0] * len(sources)
         self._rows_out = 0
         self._queue_peak = 0
         self._silent = False
@@ -132,6 +139,8 @@ class LiveRun:
             self._note_failure(error)
             self.close()
             raise
+        if self._threads > 1 and isinstance(operator, Shards):
+            self._parts.crew = Crew(operator, self._threads, self._bell, self._parts.anything_to_hand_over)
         self._schema = operator.spec.schema
         return operator
 
@@ -234,10 +243,14 @@ class LiveRun:
                 fuel = self._prepare(operator, status)
                 if not fuel:
                     continue
-                step = operator.poll(time.monotonic(), fuel)
+                crew = self._parts.crew
+                now = time.monotonic()
+                step = operator.poll(now, fuel) if crew is None else crew.poll(now, fuel, self._silent)
                 status, out, punctuations = step.status, step.out, step.punctuations
                 if status is not Status.HAS_OUTPUT:
                     self._release()
+                elif crew is not None:
+                    self._release(crew.outstanding)
                 if out is not None and out.num_rows:
                     self._rows_out += out.num_rows
                     if self._first is None:
@@ -258,6 +271,8 @@ class LiveRun:
     def _prepare(self, operator: LiveOperator, status: Status) -> int:
         """Tell the operator what there is to tell, or sleep; then the fuel for a poll, 0 if there is no use in one."""
         if status is Status.HAS_OUTPUT:
+            if self._parts.crew is not None and self._parts.crew.hungry and self._hand_over(operator):
+                self._silent = False
             return REACTIVE_FUEL if self._silent else FUEL
         if self._silent and status is Status.HAS_WORK and self._may_wait(operator.patience):
             return REACTIVE_FUEL
@@ -291,23 +306,29 @@ class LiveRun:
             ended = inbox.ended  # looked at before the queue: nothing is put once it has ended
             for item, size, counted in inbox.take():
                 moved = True
+                rows = 0
                 if not isinstance(item, Punctuation):
                     operator.receive(Arrive(number, item))
-                    self._rows_in[number] += item.num_rows
+                    rows = item.num_rows
+                    self._rows_in[number] += rows
                 elif operator.takes_punctuations:
                     operator.receive(Punctuate(number, item.pattern))
-                self._handed.append((inbox, size, counted))
+                self._handed[number].append((size, counted, rows))
+                self._handed_rows[number] += rows
             if ended and not inbox.pieces and inbox.error is None:
                 operator.receive(End(number))
                 inbox.end_told = moved = True
         self._queue_peak = max(self._queue_peak, queued)
         return moved
 
-    def _release(self) -> None:
-        """What was handed over is worked off: only now the queues have room for more."""
-        for inbox, size, counted in self._handed:
-            inbox.free(size, counted)
-        self._handed.clear()
+    def _release(self, outstanding: Sequence[int] | None = None) -> None:
+        """What was handed over is worked off, but for so many rows: only now the queues have room for more."""
+        for number, handed in enumerate(self._handed):
+            left = 0 if outstanding is None else outstanding[number]
+            while handed and self._handed_rows[number] - handed[0][2] >= left:
+                size, counted, rows = handed.popleft()
+                self._handed_rows[number] -= rows
+                self._inboxes[number].free(size, counted)
 
     def _sleep(self, operator: LiveOperator) -> bool:
         """Wait for an arrival. True if the operator is to be polled without one: a stall, or it wanted to be woken."""
@@ -317,7 +338,7 @@ class LiveRun:
         while True:
             with bell.condition:
                 bell.asleep = True  # from here on a reader rings; what it put before, the next line sees
-                if any(inbox.ready for inbox in self._inboxes):
+                if self._parts.anything_new():
                     bell.asleep = False
                     return False
                 now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a live run is made of, and must let go of in the end."""
+"""What a live run is made of: readers, queues, the operator and its threads; and how all of it is let go."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from watersmeet.core.protocol import JoinOperator
 from watersmeet.core.report import Report
+from watersmeet.drivers.crew import Crew
 from watersmeet.drivers.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
@@ -59,8 +60,17 @@ class Parts:
         self.bell = bell
         self.inboxes = inboxes
         self.operator: LiveOperator | None = None
+        self.crew: Crew | None = None
         self.closed = False
         self._last = Figures()
+
+    def anything_new(self) -> bool:
+        """Whether something waits in a queue that the operator has not been told."""
+        return any(inbox.ready for inbox in self.inboxes)
+
+    def anything_to_hand_over(self) -> bool:
+        """The same, but for failures: those are told when all rows before them are worked off."""
+        return any(inbox.pieces or (inbox.ended and not inbox.end_told and not inbox.error) for inbox in self.inboxes)
 
     def figures(self) -> Figures:
         """As of now, or of the end."""
@@ -84,6 +94,7 @@ class Parts:
         )
 
     def close(self) -> None:
+        """Stop reading and working, let go of sources, memory and disk; more than once is harmless."""
         if self.closed:
             return
         self._last = replace(self.figures(), queued=0, memory=0, on_disk=0)
@@ -96,8 +107,10 @@ class Parts:
                 inbox.stop(max(0.0, give_up - time.monotonic()))
         finally:
             operator, self.operator = self.operator, None
+            crew, self.crew = self.crew, None
             if operator is not None:
                 try:
-                    operator.close()
+                    if crew is None or crew.stop():
+                        operator.close()
                 finally:
                     operator.store.close()

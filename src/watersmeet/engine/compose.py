@@ -100,12 +100,17 @@ class Cascade(PlainOperator, ABC):
 
     def _member_snapshots(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The operators' snapshots as JSON, and their segments by the names that the whole has for them."""
-        saved, segments = [], []
-        for number, member in enumerate(self._members):
-            part = member.join.snapshot()
-            segments += [f"{member_prefix(number)}{name}" for name in part.segments]
-            saved.append({**part.to_json(), "status": member.status.value})
-        return saved, segments
+        return member_snapshots(self._members)
+
+
+def member_snapshots(members: Sequence[Member]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The snapshots of an operator's operators as JSON, and their segments by the names that the whole has for them."""
+    saved, segments = [], []
+    for number, member in enumerate(members):
+        part = member.join.snapshot()
+        segments += [f"{member_prefix(number)}{name}" for name in part.segments]
+        saved.append({**part.to_json(), "status": member.status.value})
+    return saved, segments
 
 
 def member_prefix(number: int) -> str:

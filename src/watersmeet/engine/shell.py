@@ -158,7 +158,7 @@ class JoinFrame(PlainOperator, ABC, Generic[Work]):
         self.spec = spec
         self.sizing = sizing
         self.store = store
-        self.budget = Budget(memory)
+        self.budget = self._make_budget(memory)
         self.buffers = self.budget.reservation("buffers")
         self.buffers.grow(sizing.buffers)
         self._restoring = self.budget.reservation("room to restore in")
@@ -176,6 +176,10 @@ class JoinFrame(PlainOperator, ABC, Generic[Work]):
         self._must_poll = False
         self._task: Work | None = None
         self._done = False
+
+    def _make_budget(self, memory: int) -> Budget:
+        """What this operator may hold."""
+        return Budget(memory)
 
     # --- the protocol ---
 
@@ -430,6 +434,10 @@ class JoinFrame(PlainOperator, ABC, Generic[Work]):
         """Which rows, by their partitions and arrivals, have not left memory since a snapshot wrote them."""
         stayed: Bool = ticks > self.gone[number][parts]
         return stayed
+
+    def waiting_schema(self, number: int) -> pa.Schema:
+        """Of one input's rows that were received and are not in memory yet."""
+        return self.spec.input(number)
 
     def waiting(self, number: int) -> list[Received]:
         """One input's rows that were received and are not in memory yet, the slice at hand first."""

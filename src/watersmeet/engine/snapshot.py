@@ -113,7 +113,7 @@ class Saver:
         ):
             return name
         name = f"snapshot-waiting-{side}-{self._count}"
-        writer = SegmentWriter(self._join.store, name, self._join.spec.input(side))
+        writer = SegmentWriter(self._join.store, name, self._join.waiting_schema(side))
         try:
             for received in waiting:
                 writer.write_page(received.batch.slice(received.start))

@@ -58,7 +58,8 @@ _MOST_FAN_IN = 256
 is a small share of the memory."""
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
-_FLOOR = 2 << 20
+FLOOR = 2 << 20
+"""Bytes that buffers have in any memory, so that batches are of a useful size."""
 _LEAST_RESULT = 64
 """Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
 _MOST_ARRIVING = 2 << 20
@@ -209,7 +210,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         settling: Settling | None = None,
         pages: Pages | None = None,
         fan_in: int | None = None,
-        floor: int = _FLOOR,
+        floor: int = FLOOR,
         grain: Grain | None = None,
         most_slice: int = _MOST_SLICE,
         open_run: OpenRun | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,9 @@ class Picture:
 class AddressedRows(ABC):
     """Rows by number, in blocks whose columns lie anywhere."""
 
+    pool: ClassVar[pa.MemoryPool | None] = None
+    """Where memory for gathered rows comes from; None: where all of Arrow's does."""
+
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self.types = tuple(types)
         self.widths = np.array([width_of(type_) for type_ in types], np.int32)
@@ -102,11 +105,11 @@ class AddressedRows(ABC):
             return [pa.nulls(0, type_) for type_ in picture.types]
         sources = self.sources
         layout = picture.layout(count, [self.may_be_null(column) for column in columns])
-        buffer = pa.allocate_buffer(layout.fixed_bytes)
+        buffer = pa.allocate_buffer(layout.fixed_bytes, memory_pool=self.pool)
         layout.place(buffer.address)
         if picture.strings:
             kernels.measure(sources, self.widths, picture.columns, rows, layout.firsts, layout.sizes)
-            strings = pa.allocate_buffer(layout.place_strings())
+            strings = pa.allocate_buffer(layout.place_strings(), memory_pool=self.pool)
             layout.place_bytes(strings.address)
         else:
             strings = None

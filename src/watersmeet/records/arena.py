@@ -33,7 +33,7 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" e
 
 def uses_huge_pages(budget: Budget) -> bool:
     """Whether the arenas of a table within a budget are to have huge pages."""
-    return budget.total >= _HUGE_PAGES_FROM
+    return budget.most >= _HUGE_PAGES_FROM
 
 
 class Arena:

@@ -66,6 +66,8 @@ class BaseSource(ABC):
         self._closed = False
         self.promises = Promises()
         """What the source promises of its rows."""
+        self.known_rows: int | None = None
+        """How many rows it has, where that is known before they are read."""
 
     @property
     def schema_known(self) -> bool:

@@ -28,6 +28,7 @@ class TableSource(BaseSource):
         super().__init__(name, schema, batch_rows)
         self._table: pa.Table | None = table
         self._own_schema: pa.Schema = table.schema
+        self.known_rows = table.num_rows
 
     def _find_schema(self) -> pa.Schema:
         return self._own_schema

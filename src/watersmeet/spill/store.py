@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
@@ -15,6 +16,10 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 
 # Flat, and never hidden: hidden names are the stores' own (locks, unpublished files).
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,199}")
+
+
+_counting = threading.Lock()
+"""Of all stores: a lock of its own would keep a store from being pickled."""
 
 
 class StoreWriter(Protocol):
@@ -31,7 +36,7 @@ class StoreWriter(Protocol):
 
 
 class Store(Protocol):
-    """Keeps bytes, not meaning. Used by one thread at a time; the counts may be read by any."""
+    """Keeps bytes, not meaning. Threads may use it at once, each with names of its own."""
 
     @property
     def bytes_written(self) -> int:
@@ -86,17 +91,20 @@ class Counted:
 
     def count_written(self, size: int) -> None:
         """So many bytes were taken, and are held from now on."""
-        self.bytes_written += size
-        self.bytes_held += size
-        self.peak_held = max(self.peak_held, self.bytes_held)
+        with _counting:
+            self.bytes_written += size
+            self.bytes_held += size
+            self.peak_held = max(self.peak_held, self.bytes_held)
 
     def count_dropped(self, size: int) -> None:
         """So many bytes are held no longer."""
-        self.bytes_held -= size
+        with _counting:
+            self.bytes_held -= size
 
     def count_read(self, size: int) -> None:
         """So many bytes of an open buffer were read."""
-        self.bytes_read += size
+        with _counting:
+            self.bytes_read += size
 
     def close(self) -> None:
         """Remove everything that is private to this store."""

@@ -61,7 +61,7 @@ class Memtable(AddressedRows):
         self._index_claim = budget.reservation(f"index of {name}")
         kind: type[HashIndex] | type[RangeIndex] = RangeIndex if by_range else HashIndex
         self._entry_bytes = kind.row_bytes + (_TICK_BYTES if ticked else 0)
-        capacity = min(_MOST_ROWS, budget.total // self._entry_bytes + block_rows)
+        capacity = min(_MOST_ROWS, budget.most // self._entry_bytes + block_rows)
         self.index: MemtableIndex = kind(capacity, self._index_claim, uses_huge_pages(budget))
         self._ticks = Arena(np.int64, capacity, uses_huge_pages(budget))
         self._stride = 8 * WORDS * len(self.types)
