@@ -328,9 +328,9 @@ def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
 COMPILING = """
 import builtins, ctypes, functools, operator, pathlib, signal
 from watersmeet.api import sinks
-from watersmeet.cli import main as cli
+from watersmeet.cli import signals
 
-cli.INSIST = 3600.0
+signals.INSIST = 3600.0
 compile_really = builtins.compile
 check_target = sinks.check_target
 

@@ -67,9 +67,12 @@ def test_every_pair_exactly_once(operator_class: type[Any], chunk: int) -> None:
 def assert_paths_taken(operator_class: type[Any], summary: Summary) -> None:
     """The cases are worth something only if they go where it hurts; each chunk proves that for itself."""
     if spills(operator_class):
-        assert summary.spilled > summary.cases / 2, summary
-        assert summary.reactive > summary.cases / 4, summary
-        assert summary.cleaned_up > summary.cases / 4, summary
+        # Confluence needs more memory to begin with, and so spills less of the same rows; and what it settles as rows
+        # arrive and in a silence is not left for the end.
+        spilled, reactive, cleaned_up = (3, 8, 12) if name(operator_class) == "confluence" else (2, 4, 4)
+        assert summary.spilled > summary.cases / spilled, summary
+        assert summary.reactive > summary.cases / reactive, summary
+        assert summary.cleaned_up > summary.cases / cleaned_up, summary
     else:
         assert summary.spilled == 0, summary
 

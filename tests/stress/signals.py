@@ -40,7 +40,6 @@ PATIENCE = 60.0
 LAUNCH = """
 import faulthandler, itertools, signal, sys, time
 faulthandler.register(signal.SIGUSR1)
-from watersmeet.api import run as opening
 from watersmeet.cli import main
 
 def rows(pause):
@@ -50,8 +49,15 @@ def rows(pause):
             time.sleep(pause)
 
 PAUSES = {"silent": 600, "slow": 0.002}
-as_source = opening.as_source
-opening.as_source = lambda data, name: as_source(rows(PAUSES[data]) if data in PAUSES else data, name)
+build_parser = main.build_parser
+
+def with_slow_sources():  # called once signals were asked for: what is imported before, Python stops in its own way
+    from watersmeet.api import run as opening
+    as_source = opening.as_source
+    opening.as_source = lambda data, name: as_source(rows(PAUSES[data]) if data in PAUSES else data, name)
+    return build_parser()
+
+main.build_parser = with_slow_sources
 main.main()
 """
 
