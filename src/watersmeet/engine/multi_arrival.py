@@ -64,7 +64,7 @@ class DrivenTask(ABC):
         self.steps = self.steps or join.order.of(self.driver)
         self.pipeline = Pipeline(
             join.codec, join.inputs, self.driver, rows, self.steps, scope, join.sizing.combinations, self.counting(),
-            words,
+            None if words is None else dict(enumerate(words)),
         )  # fmt: skip
         self._handed = 0
 

@@ -11,7 +11,7 @@ runs are looked up, which never change, a mark for each level is enough, too, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -113,7 +113,7 @@ class Pipeline:
         scope: Scope,
         capacity: int,
         counting: Filter | None = None,
-        words: Sequence[Int64] | None = None,
+        words: Mapping[int, Int64] | None = None,
         merging: bool = False,
     ) -> None:
         """`words` are those of the driver's rows, by attribute, where they are at hand. With `merging`, what is looked
@@ -127,7 +127,7 @@ class Pipeline:
         self._capacity = capacity
         self._counting = counting
         self._merging = merging
-        self._words = words
+        self._words = words or {}
         self._bound = [driver, *(step.input for step in steps)]
         self._back = np.argsort(self._bound)
         self._out_probe = np.empty(capacity, np.int32)
@@ -160,7 +160,7 @@ class Pipeline:
         number = self._spec.edges[edge].input(side)
         attribute = self._spec.attribute_of(edge, side)
         place = self._bound.index(number)
-        if place or self._words is None:
+        if place or attribute not in self._words:
             return self._inputs[number].attribute_hashes(attribute, ids[place])
         return self._words[attribute] if len(ids) == 1 else self._words[attribute][drivers]
 

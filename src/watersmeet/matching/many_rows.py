@@ -1,7 +1,4 @@
-"""Rows of one of several inputs, in its memtable and in its sorted runs: gathered in one pass, looked up by merging.
-
-Rows of runs are found by look-ups, or owe: whoever finds them makes sure that they are what was written.
-"""
+"""Rows of one of several inputs, in its memtable and in its sorted runs: gathered in one pass, looked up by merging."""
 
 from __future__ import annotations
 
@@ -29,6 +26,11 @@ _NO_SOURCE = np.zeros((1, 5), np.int64)
 _LEAP_FROM = 24
 """A run with so many times more hashes than are looked up is not read through."""
 _EVERYTHING = 1 << 62
+_AROUND = 64 << 10
+"""Bytes that the system maps around what is read."""
+_CHECKED_AT_ONCE = 256
+MOST_RESIDENT = 5 << 20
+"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 
 def run_number(number: int, attribute: int, sets: int) -> int:
@@ -45,10 +47,8 @@ class ManyRows(AddressedRows):
         self.disk = disk
         self.batch: Passing | None = None
         """Rows that arrive and need not be kept."""
-        self.passed = 0
-        """Bytes of hashes that were gone through since runs were let go."""
-        self.found = 0
-        """Rows that were found in them."""
+        self.resident = 0
+        """Bytes of runs that may have been mapped since they were let go."""
         self._attributes = len(table.orders)
         self.runs_changed()
 
@@ -56,8 +56,10 @@ class ManyRows(AddressedRows):
         """Runs came or went."""
         orders = range(self._attributes)
         self._runs: list[SortedRun] = [each.runs[k] for k in orders for each in self.disk.sets]
-        self._unread = bool(self._runs)
+        self._unread = sum(run.blocks_unchecked for run in self._runs)
         self._row_bytes = sum(run.nbytes for run in self._runs) // max(1, sum(run.rows for run in self._runs))
+        self._block_bytes = self._row_bytes * max((run.block_rows for run in self._runs), default=0)
+        self.resident += 2 * _AROUND * len(self._runs)
         self._sources = np.concatenate([self.table.sources, _NO_SOURCE, *(run.sources for run in self._runs)])
         self._nullable = [any(run.may_be_null(column) for run in self._runs) for column in range(len(self.types))]
         # Where each source has the hashes of its order, and how far they are apart.
@@ -65,21 +67,28 @@ class ManyRows(AddressedRows):
         places += [(run.hashes().ctypes.data, _HASH_BYTES) for run in self._runs]
         self._hashes_at = np.array(places, np.int64)
 
-    def check_found(self, ids: Int64) -> None:
-        """Make sure that the blocks of rows that were found in runs are what was written."""
-        if self._unread and check_blocks([*self._runs[:1] * FIRST_RUN, *self._runs], self._sources, ids):
-            self._unread = any(run.blocks_unchecked for run in self._runs)
-            self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
+    def check_rows(self, ids: Numbers) -> None:
+        """Make sure that the blocks of rows of runs are what was written."""
+        if not self._unread:
+            return
+        runs, unread = [*self._runs[:1] * FIRST_RUN, *self._runs], self._unread
+        for start in range(0, len(ids), _CHECKED_AT_ONCE):
+            if check_blocks(runs, self._sources, ids[start : start + _CHECKED_AT_ONCE]):
+                self._unread = sum(run.blocks_unchecked for run in self._runs)
+                self.resident += (unread - self._unread) * self._block_bytes
+                unread = self._unread
+                if self.resident > MOST_RESIDENT:
+                    self.release()
+        self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
 
-    @property
-    def resident(self) -> int:
-        """Bytes of runs that may be mapped by now."""
-        hashes = min(self.passed, _HASH_BYTES * self._attributes * self.disk.rows)
-        return hashes + self.found * self._row_bytes
+    def note_reading(self, runs: int, hashes: int, found: int) -> None:
+        """So many hashes of runs were gone through, and so many rows found: what lies around each is mapped, too."""
+        rows = min(hashes, _AROUND // max(1, self._row_bytes) * found)
+        self.resident += _AROUND * runs + _HASH_BYTES * hashes + self._row_bytes * rows
 
     def release(self) -> None:
         """Let mapped pages of runs leave memory."""
-        self.passed = self.found = 0
+        self.resident = 0
         let_go(self._runs)
 
     # --- what combinations are made of ---
@@ -99,6 +108,7 @@ class ManyRows(AddressedRows):
             hashes = np.empty(len(ids), np.int64)
             combinations.words_at(self._hashes_at, ids, hashes)
             return hashes
+        self.check_rows(ids)
         hashes = np.empty(len(ids), np.int64)
         column = np.array([self.table.first_hashes + attribute], np.int32)
         out = np.array([hashes.ctypes.data, 0, 0], np.int64)
@@ -111,7 +121,14 @@ class ManyRows(AddressedRows):
             assert self.batch is not None
             rows = (ids & 0xFFFFFFFF).astype(np.int32)
             return [self.batch.gather(column, rows) for column in columns]
-        return self.gather_all(tuple(columns), ids) if columns else []
+        if not columns:
+            return []
+        arrays = self.gather_all(tuple(columns), ids)
+        if self._runs:
+            self.resident += min(_AROUND * len(ids), self._row_bytes * self.disk.rows)
+            if self.resident > MOST_RESIDENT // 4:  # of this input alone
+                self.release()
+        return arrays
 
     def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
@@ -119,6 +136,7 @@ class ManyRows(AddressedRows):
             assert self.batch is not None
             self.batch.widen(column, (rows & 0xFFFFFFFF).astype(np.int32), widths)
             return
+        self.check_rows(rows)
         super().widen(column, rows, widths)
 
     # --- where rows are ---
@@ -129,6 +147,10 @@ class ManyRows(AddressedRows):
 
     def may_be_null(self, column: int) -> bool:
         return self.table.may_be_null(column) or self._nullable[column]
+
+    def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
+        self.check_rows(rows)
+        return super().gather_all(columns, rows)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         which = rows >> 32
@@ -214,8 +236,6 @@ class SettlingRows:
             probe.next = len(probe.hashes)
         if found > in_memory:
             out_row[in_memory:found] += run_number(0, attribute, len(self._rows.disk.sets)) << 32
-            self._rows.check_found(out_row[in_memory:found])
-            self._rows.found += found - in_memory
         return found, visited
 
     @staticmethod
@@ -234,7 +254,8 @@ class SettlingRows:
         self, known: _Sorted, attribute: int, probe: OrderedProbe, out_probe: Int32, out_row: Numbers, before: int
     ) -> tuple[int, int]:
         """Read runs through from the one at hand on; returns pairs now in the buffers, rows passed."""
-        cursor = np.array([probe.run, max(0, probe.near), probe.link], np.int64)
+        run = probe.run
+        cursor = np.array([run, max(0, probe.near), probe.link], np.int64)
         found, passed = scan_runs(
             known.hashes.view(np.uint64), known.marks, known.buckets, known.first, known.shift,
             self._addresses[attribute], known.lows, known.highs, known.thresholds, cursor, known.next_leap(probe.run),
@@ -242,7 +263,7 @@ class SettlingRows:
         )  # fmt: skip
         probe.run, probe.near, probe.link = cursor.tolist()
         self._meter.pages_read += 1 + passed // self._page_hashes
-        self._rows.passed += _HASH_BYTES * passed
+        self._rows.note_reading(probe.run - run + 1, passed, found - before)
         return found, passed
 
     def _leap(
@@ -258,7 +279,7 @@ class SettlingRows:
         # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
         read = min(max(1, probe.next - start), 1 + (probe.near - near) // self._page_hashes)
         self._meter.pages_read += read
-        self._rows.passed += _HASH_BYTES * self._page_hashes * read
+        self._rows.note_reading(1, min(high - low, self._page_hashes * read), found - before)
         out_row[before:found] += probe.run << 32
         if probe.next == len(known.hashes):
             probe.run, probe.next, probe.link, probe.near = probe.run + 1, 0, -1, -1

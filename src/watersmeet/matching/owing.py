@@ -35,7 +35,6 @@ class OwingInput:
         if self._runs is None or self._runs.done:
             return self._memory.next_slice(hashes, ids)
         count = self._runs.next_sorted(hashes, ids)
-        self._runs.check_rows(ids[:count])
         ids[:count] = self._numbers[ids[:count] >> 32] + (ids[:count] & _ROW)
         return count
 

@@ -20,7 +20,7 @@ from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTask
-from watersmeet.matching.many_rows import ManyRows
+from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
 from watersmeet.matching.settlement import Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.probing import SteadyOrder
@@ -47,8 +47,6 @@ _BUFFER_SHARE = 32
 _FLOOR = 3 << 20
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
-_MOST_RESIDENT = 12 << 20
-"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 _LEAST_PLACES = 32
 _MOST_PLACES = 1 << 13
 _MOST_ARRIVING = 2 << 20
@@ -318,7 +316,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""
-        if sum(rows.resident for rows in self.inputs) > _MOST_RESIDENT:
+        if sum(rows.resident for rows in self.inputs) > MOST_RESIDENT:
             for rows in self.inputs:
                 rows.release()
 

@@ -34,7 +34,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from watersmeet.core.arrays import Int32
+import numpy as np
+
+from watersmeet.core.arrays import Int32, Int64, Uint64
 from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.pipeline import Pipeline, Scope
 from watersmeet.matching.many_rows import Mixed, SettlingRows
@@ -71,6 +73,7 @@ class ManySettlement(DrivenTask):
 
     def work(self, fuel: int) -> int:
         """Fill the empty buffer; returns the fuel that took."""
+        self.join.let_go()
         if self.pipeline is None or self.pipeline.done:
             self.begin(fuel)
             return max(1, self._length)
@@ -84,7 +87,6 @@ class ManySettlement(DrivenTask):
         self._length = 0
         if self.done:
             return
-        self.join.let_go()
         if self._owing is None:
             self._begin_driver()
         assert self._owing is not None
@@ -129,9 +131,13 @@ class ManySettlement(DrivenTask):
         scope = Scope.memory(len(self._searched))  # what is on disk is looked up together with what is in memory
         self.pipeline = Pipeline(
             join.codec, self._searched, self.driver, ids[: self._length].copy(), self.steps, scope,
-            join.sizing.combinations, self, merging=True,
+            join.sizing.combinations, self, self._words(hashes[: self._length]), merging=True,
         )  # fmt: skip
         self._handed = 0
+
+    def _words(self, hashes: Uint64) -> dict[int, Int64]:
+        """What is known of the slice by now: the hashes of the attribute that it is in the order of."""
+        return {self.first_attribute(self.steps): hashes.view(np.int64).copy()}
 
     def holds(self, bound: Sequence[int], ids: Any, drivers: Int32) -> Any:
         """Which combinations were not found in memory; None while they are not whole."""
