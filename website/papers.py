@@ -152,7 +152,7 @@ def _trace(name: str) -> Trace | None:
     times = [bursts(6000, 1000, 0.002, 3.0) + shift for shift in (0.0, 0.001)]
     tables = [pa.table({"id": random.integers(0, 600, 6000), "t": (each * 1000).astype(np.int64)}) for each in times]
     schedule = Schedule(tables, times)
-    if name in planner.WINDOW_ALGORITHMS:
+    if name not in planner.ALGORITHMS:
         memory = "96 KiB" if name != "symmetric_window" else "1 MiB"
         return wm.simulate(name, schedule, on="id", memory=memory, windows=parse_windows(12_000, "t"))
     memory = {"symmetric_hash": "2 MiB"}.get(name, "128 KiB")
