@@ -226,6 +226,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
                 f"least {format_bytes(least)}"
             )
         self._floor = floor
+        self._least = least
         self._most_mapped = most_mapped
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
@@ -695,7 +696,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         taken = super().snapshot()
         if any(table.rows for table in self.tables) or self._task is not None or self._arrivals_wait:
             return taken
-        return replace(taken, state={**taken.state, "memory": min(self.budget.total, self.least_memory(self.spec))})
+        return replace(taken, state={**taken.state, "memory": self._least})
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
