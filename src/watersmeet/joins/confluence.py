@@ -174,6 +174,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
     :param most_slice: rows that are sorted and settle at a time, at most; memory may allow fewer.
+    :param most_mapped: bytes of runs that may stay mapped, and count as the process's own; None: few, and none once
+        rows have settled.
     :param open_run: opens a run that a snapshot names, for those who have some open; unless given, from the store.
 
     >>> import pyarrow as pa
@@ -213,6 +215,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         floor: int = FLOOR,
         grain: Grain | None = None,
         most_slice: int = _MOST_SLICE,
+        most_mapped: int | None = None,
         open_run: OpenRun | None = None,
     ) -> None:
         self.refuse_unfit(spec)
@@ -223,6 +226,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
                 f"least {format_bytes(least)}"
             )
         self._floor = floor
+        self._least = least
+        self._most_mapped = most_mapped
         super().__init__(spec, memory, store, grain)
         share = memory // _BUFFER_SHARE
         by_range = isinstance(self.codec, BandKeys)
@@ -496,7 +501,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         if isinstance(debtor, OwingRows):
             entries = [entry for entry in entries if entry.since < debtor.high]
         reach, condition = self.codec if isinstance(self.codec, BandKeys) else None, self._condition(side)
-        return Settlement(side, debtor, entries, self._slice, self.sizing.page_bytes, self._pages, reach, condition)
+        how = self._slice, self.sizing.page_bytes, self._pages, reach, condition
+        settlement = Settlement(side, debtor, entries, *how)
+        settlement.most_mapped = self._most_mapped or settlement.most_mapped
+        return settlement
 
     def settle(self, settlement: Settlement, fuel: int) -> int:
         """Go on with a settlement; returns the fuel that took."""
@@ -511,7 +519,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         side, debtor = settlement.side, settlement.debtor
         self._settling[side] = None
         self._runs_changed = True
-        settlement.let_go(all_of_it=True)
+        settlement.let_go(all_of_it=self._most_mapped is None)
         if isinstance(debtor, OwingRuns):
             self.debts.runs_settled(debtor.entries)
         else:
@@ -688,7 +696,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         taken = super().snapshot()
         if any(table.rows for table in self.tables) or self._task is not None or self._arrivals_wait:
             return taken
-        return replace(taken, state={**taken.state, "memory": min(self.budget.total, self.least_memory(self.spec))})
+        return replace(taken, state={**taken.state, "memory": self._least})
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]

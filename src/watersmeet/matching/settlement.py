@@ -69,7 +69,7 @@ _RANGE_BYTES = 52
 """Of a row that looks for a range: hash, number, mark, both ends, and what these are put together from."""
 _LEAST_PART = 64
 _EVERYTHING = 1 << 62
-_MOST_RESIDENT = 8 << 20
+_MOST_MAPPED = 8 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 
@@ -305,6 +305,8 @@ class Settlement:
         self.found = 0
         """Pairs of the slice at hand so far."""
         self._resident = 0
+        self.most_mapped = _MOST_MAPPED
+        """Bytes of runs that are mapped until all are let go."""
 
     @property
     def done(self) -> bool:
@@ -354,7 +356,7 @@ class Settlement:
                 used += self._leap(pairs, min(fuel - used, self._rows_at_once()), meter)
             else:
                 used += self._scan(pairs, fuel - used, meter)
-            if self._resident > _MOST_RESIDENT:
+            if self._resident > self.most_mapped:
                 break
         if self._holds is not None and pairs.count:
             pairs.filter(self._holds.holds(pairs.probes[: pairs.count], self._all, pairs.rows[: pairs.count]))
@@ -424,13 +426,13 @@ class Settlement:
         """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
         run = self._runs[self._at]
         passed = run.nbytes * int(self._highs[self._at] - self._lows[self._at]) // run.rows
-        return max(1, self._length * _MOST_RESIDENT // max(1, passed))
+        return max(1, self._length * self.most_mapped // max(1, passed))
 
     def _scan(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Runs are read through, from the one at hand on; returns the fuel that took."""
         leaps = np.flatnonzero(self._leaps[self._at :])
         stop = self._at + int(leaps[0]) if len(leaps) else len(self._entries)
-        most = max(1, min(_ROWS_A_FUEL * fuel, _MOST_RESIDENT // self._row_bytes))
+        most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // self._row_bytes))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
         runs = self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most
@@ -543,7 +545,7 @@ class Settlement:
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
-        if all_of_it or self._resident > _MOST_RESIDENT:
+        if all_of_it or self._resident > self.most_mapped:
             self._resident = 0
             let_go(self._runs)
 

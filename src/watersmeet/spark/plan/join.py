@@ -156,15 +156,9 @@ def _check_memory(memory: int, factory: JoinFactory) -> None:
 
 def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory:
     """What makes the operators of a join."""
-    if streaming and not ends:
-        if spec.band is not None:
-            raise SpecError(
-                f"a join of endless streams takes equalities only: filter its result by the band, or let both "
-                f"inputs say when they end, in a column {EVENT!r}"
-            )
-        if algorithm not in ("auto", Confluence.name):
-            raise SpecError(
-                f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
-                f"algorithm= out, or give both a column {EVENT!r}"
-            )
+    if streaming and not ends and algorithm not in ("auto", Confluence.name):
+        raise SpecError(
+            f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
+            f"algorithm= out, or give both a column {EVENT!r}"
+        )
     return JoinFactory.of(spec, algorithm)

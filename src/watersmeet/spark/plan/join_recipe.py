@@ -22,6 +22,8 @@ from watersmeet.spill.store import Store
 
 _OF_BATCHES: dict[str, Any] = {"settling": Settling(least_rows=1 << 62), "most_slice": 1 << 20}
 """All rows of a batch settle together, and not before its end; sorted once, if they are not too many."""
+_MAPPED_SHARE = 4
+"""Of the memory: as much of the runs may be mapped beside it."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,10 @@ class JoinFactory:
 
     def settling(self, memory: int, store: Store, before: Snapshot | None, open_run: OpenRun) -> Confluence:
         """An operator whose rows settle at the end of a batch: as of a snapshot, or one that has seen nothing."""
+        options = {**_OF_BATCHES, "most_mapped": memory // _MAPPED_SHARE, "open_run": open_run}
         if before is None:
-            return Confluence(self.spec, memory, store, **_OF_BATCHES)
-        return Confluence.restore(self.spec, before, memory, store, open_run=open_run, **_OF_BATCHES)
+            return Confluence(self.spec, memory, store, **options)
+        return Confluence.restore(self.spec, before, memory, store, **options)
 
     def build(self, memory: int, store: Store) -> ProgressiveJoin:
         """An operator that has seen nothing."""

@@ -8,7 +8,7 @@ earlier version may need is only forgotten, and is removed when that version is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -48,7 +48,8 @@ class VersionedStore:
 
     def files(self, names: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         """Which file stands behind each name, for a manifest."""
-        return {name: astuple(self._files[name]) for name in names}
+        found = ((name, self._files[name]) for name in names)
+        return {name: (each.file, each.nbytes, each.checksum) for name, each in found}
 
     def path_of(self, name: str) -> str:
         """The file of this machine that stands behind a name, whether or not it is there."""
