@@ -11,11 +11,13 @@ from benchmarks.inputs import BATCH_ROWS, matches, spec_of, table
 from benchmarks.ours import Run, arrivals, drive, live
 from benchmarks.peer import duckdb_join
 from benchmarks.rounds import Settings, middle, take_turns
+from watersmeet.api.run import cores
 from watersmeet.memory import format_bytes
 from watersmeet.sources import generators
 
 AMPLE = 2 << 30
 SMALL = 64 << 20
+ON_ALL, PEER_ON_ALL = "wm.join on all threads", "duckdb on all threads"
 
 
 def inmemory(settings: Settings) -> Iterator[Figure]:
@@ -62,6 +64,10 @@ def compete(left: pa.Table, right: pa.Table, memory: int, settings: Settings) ->
     contestants["xjoin"] = lambda: drive(spec, arrivals(*batches), memory, "xjoin")
     contestants["symmetric_hash"] = lambda: drive(spec, arrivals(*batches), memory, "symmetric_hash")
     contestants["wm.join"] = lambda: live(left, right, memory)
+    if cores() > 1:
+        contestants[ON_ALL] = lambda: live(left, right, memory, threads=cores())
+        if settings.peers:
+            contestants[PEER_ON_ALL] = lambda: duckdb_join(left, right, threads=cores())
     warm_up(left, right, settings)
     return take_turns(contestants, settings.repeat)
 
@@ -72,7 +78,8 @@ def warm_up(left: pa.Table, right: pa.Table, settings: Settings) -> None:
     spec = spec_of(left.schema, right.schema)
     for algorithm in ("confluence", "xjoin", "symmetric_hash"):
         drive(spec, arrivals(left.to_batches(), right.to_batches()), SMALL, algorithm)
-    live(left, right, SMALL)
+    for threads in (1, cores()):
+        live(left, right, SMALL, threads=threads)
     if settings.peers:
         duckdb_join(left, right)
 
@@ -83,6 +90,10 @@ def totals(runs: dict[str, list[Run]], bound: float) -> Iterator[Figure]:
     for name in ("confluence", "xjoin", "symmetric_hash", "wm.join"):
         target = Target("<=", bound, of_ratio=True) if name == "confluence" else None
         yield Figure(f"total, {name}", middle(runs[name], lambda run: run.total), "s", peer, target)
+    if ON_ALL in runs:
+        peer = middle(runs.get(PEER_ON_ALL), lambda run: run.total)
+        target = Target("<=", bound, of_ratio=True)
+        yield Figure(f"total, {ON_ALL}", middle(runs[ON_ALL], lambda run: run.total), "s", peer, target)
 
 
 def firsts(runs: dict[str, list[Run]], bound: float | None) -> Iterator[Figure]:

@@ -109,10 +109,17 @@ def work_off(operator: JoinOperator, watch: Watch) -> None:
             return
 
 
-def live(left: object, right: object, memory: int, algorithm: str = "auto", count: RowCount | None = None) -> Run:
-    """Join as a user does: with reading threads, queues and all."""
+def live(
+    left: object,
+    right: object,
+    memory: int,
+    algorithm: str = "auto",
+    count: RowCount | None = None,
+    threads: int = 1,
+) -> Run:
+    """Join as a user does: with reading threads, queues and all; so many threads work at the join."""
     watch = Watch(count or RowCount())
-    with wm.join(left, right, on="key", memory=memory, algorithm=algorithm) as result:
+    with wm.join(left, right, on="key", memory=memory, algorithm=algorithm, threads=threads) as result:
         for batch in result:
             watch.take(batch)
         progress = result.progress
