@@ -88,7 +88,7 @@ class WindowConfluence(Confluence, WindowJoin):
     name: ClassVar[str] = "confluence"
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
-        "flushed", "settled before a flush", "settled in a silence", "expired runs", "merged"
+        "flushed", "settled before a flush", "settled in a silence", "expired runs"
     )  # fmt: skip
     """Events that a run which spills goes through."""
     spec: WindowJoinSpec
