@@ -160,7 +160,7 @@ def test_joins_of_stalling_sources_and_of_ranges_are_exact(
     assert found["wrong runs"] == 0
     assert 0 < found["delivered by then, best"] <= 100
     assert found["arriving, rpj beside xjoin"] > 0
-    assert found["rows a second, diner"] > 0
+    assert found["rows a second, confluence"] > 0
 
 
 def test_a_day_of_news_is_joined_in_little_memory(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """The history of a run: bounded, exact at its samples, and told piece by piece without a gap."""
 
 import gc
-import threading
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from waiting import until
 from watersmeet.core.errors import SpecError
 from watersmeet.drivers.history import CAPACITY, History
 from watersmeet.drivers.progress import Progress
@@ -92,27 +92,23 @@ class TestOfARun:
         assert last.done and last.phase == "done" and result.history.ended and result.history.error is None
 
     def test_it_shows_where_a_silence_began_and_ended(self) -> None:
-        goes_on = threading.Event()
+        results: list[wm.Result] = []
+
+        def silence() -> list[float]:
+            """When samples were taken after the first thousand rows."""
+            return [each.elapsed for each in results[0].history.samples() if each.rows_in == (1000, 2000)]
 
         def slow() -> Iterator[dict[str, int]]:
             for number in range(1000):
                 yield {"id": number}
-            goes_on.wait(30)
+            until(lambda: results and silence(), "all rows so far have been seen")
+            time.sleep(0.3)
             yield {"id": 1000}
 
-        result = wm.join(slow(), pa.table({"id": range(2000)}), on="id", memory="8 MiB", wait=0.001)
-        got = 0
-        for batch in result:
-            got += batch.num_rows
-            if got == 1000:
-                threading.Timer(0.3, goes_on.set).start()
-        samples = result.history.samples()
-        flat = [
-            (one.elapsed, other.elapsed)
-            for one, other in pairwise(samples)
-            if one.rows_in == other.rows_in == (1000, 2000)
-        ]
-        assert flat and flat[-1][1] - flat[0][0] > 0.2
+        results.append(wm.join(slow(), pa.table({"id": range(2000)}), on="id", memory="8 MiB", wait=0.001))
+        assert sum(batch.num_rows for batch in results[0]) == 1001
+        assert silence()[-1] - silence()[0] > 0.2
+        assert results[0].history.samples()[-1].rows_in == (1001, 2000)
 
     def test_it_counts_what_the_join_did(self) -> None:
         left, right = (pa.table({"id": range(60_000), "text": ["x" * 100] * 60_000}) for _ in "lr")
