@@ -24,7 +24,7 @@ TIGHT = {"floor": 0, "fan_in": 3}
 """Buffers that are within the budget, small as it is here, and runs that are merged soon."""
 BUSY = Settling(idle_hashes_per_row=0)
 EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-LATE = Settling(passes_saved=0, most_runs=3)
+LATE = Settling(passes_saved=0, most_runs=3, idle_hashes_per_row=0)
 PROMPT = 0.004
 """Seconds of the clock that the cases run by, a millisecond a poll."""
 
