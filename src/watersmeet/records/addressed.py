@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,9 +62,6 @@ class Picture:
 class AddressedRows(ABC):
     """Rows by number, in blocks whose columns lie anywhere."""
 
-    pool: ClassVar[pa.MemoryPool | None] = None
-    """Where memory for gathered rows comes from; None: where all of Arrow's does."""
-
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self.types = tuple(types)
         self.widths = np.array([width_of(type_) for type_ in types], np.int32)
@@ -105,11 +102,11 @@ class AddressedRows(ABC):
             return [pa.nulls(0, type_) for type_ in picture.types]
         sources = self.sources
         layout = picture.layout(count, [self.may_be_null(column) for column in columns])
-        buffer = pa.allocate_buffer(layout.fixed_bytes, memory_pool=self.pool)
+        buffer = self._allocate(layout.fixed_bytes)
         layout.place(buffer.address)
         if picture.strings:
             kernels.measure(sources, self.widths, picture.columns, rows, layout.firsts, layout.sizes)
-            strings = pa.allocate_buffer(layout.place_strings(), memory_pool=self.pool)
+            strings = self._allocate(layout.place_strings())
             layout.place_bytes(strings.address)
         else:
             strings = None
@@ -119,6 +116,10 @@ class AddressedRows(ABC):
             others[k] if k in others else layout.array(k, buffer, strings)
             for k in range(len(columns))
         ]  # fmt: skip
+
+    def _allocate(self, size: int) -> pa.Buffer:
+        """Memory for rows that are gathered."""
+        return pa.allocate_buffer(size)
 
     def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""

@@ -25,6 +25,7 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.kernels import split as kernels
 from watersmeet.kernels.addressed import OTHER, WORDS
 from watersmeet.records.addressed import AddressedRows, Sources, width_of, with_values, words_of
+from watersmeet.records.arena import Arena
 from watersmeet.records.intake import Intake, Received
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
@@ -35,6 +36,7 @@ _SHIFT = 31
 """A batch is one block, however many rows it has."""
 _FIRST_ROWS = 2048
 """The first rows go on in small batches, for early results; each time twice as many, up to what fits."""
+_MAPPED_FROM = 1 << 16
 _ALL = np.empty(0, np.bool_)
 
 
@@ -132,9 +134,6 @@ class SplitPlan(RowPlan):
 class _PieceRows(AddressedRows):
     """The rows of some pieces, numbered with their piece in the upper half of a word."""
 
-    # They stay: Arrow's own pool would fill huge pages with zeros first, which took as long as all the rest.
-    pool = pa.system_memory_pool()
-
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         super().__init__(types)
         self._pieces: Sequence[Piece] = ()
@@ -153,6 +152,13 @@ class _PieceRows(AddressedRows):
 
     def other_width(self, column: int, rows: Numbers) -> int:
         raise NotImplementedError("pieces are gathered whole")
+
+    def _allocate(self, size: int) -> pa.Buffer:
+        """Memory that is given back to the system when its rows go, and not kept for others of the same size.
+
+        Arrow's own pool would take huge pages for it, and to fill those with zeros took as long as all the rest.
+        """
+        return pa.allocate_buffer(size) if size < _MAPPED_FROM else pa.py_buffer(Arena(np.uint8, size).array)
 
     def gather_pieces(self, pieces: Sequence[Piece]) -> list[pa.Array]:
         """All columns of all rows."""
