@@ -323,6 +323,30 @@ def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
     assert left_behind(here) == []
 
 
+# Python makes a RuntimeError of what is raised while a class is made.
+DISGUISED = """
+import os, signal
+from watersmeet.api import sinks
+
+class Named:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def check_and_make_a_class(path):
+    class Owner:
+        named = Named()
+
+sinks.check_target = check_and_make_a_class
+"""
+
+
+def test_a_signal_that_becomes_another_error_is_a_stop(here: Path) -> None:
+    line = [sys.executable, "-c", DISGUISED + STUCK, *changed(left="stuck")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
+    assert left_behind(here) == []
+
+
 # While a module is compiled, Python works out constants, and forgets what is raised then. From the signal to that point
 # no line of Python runs, at which the signal would be seen earlier.
 COMPILING = """

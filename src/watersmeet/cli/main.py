@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from watersmeet.cli import colour, figures, looking
 from watersmeet.cli.signals import unwinding
-from watersmeet.cli.stopping import SIGNALLED, Stopped
+from watersmeet.cli.stopping import SIGNALLED, Stopped, stop_behind
 
 if TYPE_CHECKING:
     from watersmeet.api.result import Result
@@ -444,6 +444,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except Exception as error:
+        stop = stop_behind(error)
+        if stop is not None:
+            _say("stopped")
+            return stop.exit_code
         if debug:
             raise
         return _report(error)

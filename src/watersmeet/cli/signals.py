@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from watersmeet.cli.stopping import Stopped
+from watersmeet.cli.stopping import Stopped, stop_behind
 
 AGAIN = 0.05
 """Seconds until a stop that Python swallowed, or that came at a bad moment, is raised again."""
@@ -84,7 +84,4 @@ def _is_fragile(frame: FrameType | None) -> bool:
 
 def _is_being_stopped() -> bool:
     """Whether this is called from what is cleaned up on the way out."""
-    error = sys.exc_info()[1]
-    while error is not None and not isinstance(error, Stopped):
-        error = error.__context__
-    return error is not None
+    return stop_behind(sys.exc_info()[1]) is not None

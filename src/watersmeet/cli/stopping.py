@@ -13,3 +13,16 @@ class Stopped(BaseException):
         super().__init__(number)
         self.number = number
         self.exit_code = SIGNALLED + number
+
+
+def stop_behind(error: BaseException | None) -> Stopped | None:
+    """The stop that an error came of: Python and libraries make another error of what is raised in some places.
+
+    >>> error = RuntimeError("Error calling __set_name__")
+    >>> error.__cause__ = Stopped(15)
+    >>> stop_behind(error).number, stop_behind(ValueError())
+    (15, None)
+    """
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__cause__ or error.__context__
+    return error
