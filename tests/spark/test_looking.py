@@ -26,12 +26,14 @@ from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.drivers.history import History
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.io.watch import Watch
+from watersmeet.spark.plan.join_recipe import JoinFactory
 from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad
 from watersmeet.spark.rebalance.routing import Home, HotKey, Routing
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
-from watersmeet.spark.state.directory import Batch, Held, Owner, StateDirectory
+from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
+from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import figures as task_figures
-from watersmeet.spark.task.run_join import MicroBatchJoin
+from watersmeet.spark.task.settled_group import SettledGroup
 
 SPEC = JoinSpec(pa.schema({"id": pa.int64(), "a": pa.string()}), pa.schema({"id": pa.int64()}), parse_on("id"))
 FIGURES = dict.fromkeys(task_figures.SCALARS, 0) | {
@@ -58,13 +60,10 @@ def begin(path: Path, number: int, groups: int = 4, run: str = "run-1") -> State
 
 def feed(directory: StateDirectory, group: int, keys: range) -> None:
     """A batch of so many left rows, and one right row, into a group."""
-    state = directory.group(group)
-    join = MicroBatchJoin(SPEC, 1 << 20, state.store, state.name)
-    join.receive(
-        [(0, pa.record_batch({"id": keys, "a": ["text"] * len(keys)})), (1, pa.record_batch({"id": [keys[0]]}))]
-    )
-    held = state.before()
-    state.publish(Held(directory.batch.number, join.merged(held.runs)))
+    join = SettledGroup(JoinFactory.of(SPEC, "confluence"), 1 << 20, directory.group(group), OpenRuns())
+    rows = [(0, pa.record_batch({"id": keys, "a": ["text"] * len(keys)})), (1, pa.record_batch({"id": [keys[0]]}))]
+    for _ in join.results(iter(rows), set):
+        pass
 
 
 @pytest.fixture
