@@ -7,16 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from watersmeet.checks import ConformanceError, run_case
 from watersmeet.checks.windows import conform_windows, make_window_case
-from watersmeet.core.windows import TimeSpan
+from watersmeet.core.protocol import Arrive, End, Status
+from watersmeet.core.spec import parse_on
+from watersmeet.core.windows import TimeSpan, WindowJoinSpec, parse_windows
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.settlement import OwingRows
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.policies.settling import Settling
 from watersmeet.records.times import Timing
+from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.window_memtable import WindowMemtable
 
 CASES = 60
@@ -52,7 +57,7 @@ def _nothing_seen() -> None:
             {"settled before a flush", "settled in a silence", "settled at the end", "merged"},
         ),
         (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "expired runs", "expired blocks"}),
-        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "expired runs"}),
+        (TIGHT | {"settling": LATE}, {"settled before a flush", "expired runs"}),
         (TIGHT | {"delay": PROMPT, "settling": BUSY}, {"settled in passing", "flushed", "expired runs"}),
     ],
     ids=["usual", "eager", "late", "delay"],
@@ -60,6 +65,39 @@ def _nothing_seen() -> None:
 def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
     conform_windows(Watched, cases=CASES, seed=7_000, **options)
     assert proofs <= set(+Watched.seen), Watched.seen
+
+
+def test_runs_that_owe_settle_together_and_expire() -> None:
+    """Memory is so small beside the windows that rows are written before they have settled."""
+    count, window = 6_000, 1_500
+    rng = np.random.default_rng(11)
+    keys, times = rng.integers(0, 60, (2, count)), np.sort(rng.integers(0, count, (2, count)))
+    schema = pa.schema({"k": pa.int64(), "t": pa.int64(), "n": pa.int64()})
+    spec = WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(window, "t"))
+    join = Watched(spec, Watched.least_memory(spec), MemoryStore(), settling=LATE, **TIGHT)
+    found: Counter[tuple[int, int]] = Counter()
+
+    def work_off() -> None:
+        while True:
+            step = join.poll(0.0, 500)
+            join.check()
+            if step.out is not None:
+                found.update(zip(step.out["n"].to_pylist(), step.out["n_right"].to_pylist(), strict=True))
+            if step.status is not Status.HAS_OUTPUT:
+                return
+
+    for start in range(0, count, 150):
+        some = slice(start, start + 150)
+        for side in (0, 1):
+            columns = [pa.array(keys[side][some]), pa.array(times[side][some]), pa.array(range(start, start + 150))]
+            join.receive(Arrive(side, pa.record_batch(columns, schema=schema)))
+            work_off()
+    for side in (0, 1):
+        join.receive(End(side))
+    work_off()
+    meet = (keys[0][:, None] == keys[1]) & (np.abs(times[0][:, None] - times[1]) <= window)
+    assert found == Counter(zip(*(places.tolist() for places in np.nonzero(meet)), strict=True))
+    assert join.events["flushed owing"] > 3 and join.events["runs settled"] > 3 and join.events["expired runs"] > 3
 
 
 def test_put_away_rows_are_met_all_the_same() -> None:

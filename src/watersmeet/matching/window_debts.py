@@ -60,15 +60,16 @@ class WindowDebts(Debts):
             return []
         rows = self._tables[side].rows
         if self._owed[side][0] != rows:
-            self._owed[side] = rows, self._within_reach(side, runs)
+            self._owed[side] = rows, self._within_reach(side, self.span_of_owing(side))
         return self._owed[side][1]
 
-    def _within_reach(self, side: int, runs: Sequence[RunEntry]) -> list[RunEntry]:
-        owing = self.span_of_owing(side)
-        if owing.is_empty:
+    def _within_reach(self, side: int, span: TimeSpan) -> list[RunEntry]:
+        """The runs that rows of a side with such a span look into."""
+        if span.is_empty:
             return []
-        last = int(self._timing.meets(side, np.array([owing.latest]))[0])
-        return [entry for entry in runs if entry.span.latest >= owing.floor and entry.span.earliest <= last]
+        last = int(self._timing.meets(side, np.array([span.latest]))[0])
+        runs = self.runs[1 - side]
+        return [entry for entry in runs if entry.span.latest >= span.floor and entry.span.earliest <= last]
 
     def rows_owe(self, side: int) -> bool:
         """Whether rows in memory do."""
@@ -80,8 +81,9 @@ class WindowDebts(Debts):
         return not self.rows_owe(side) or super().rows_owe_alike(side)
 
     def hashes_owed(self, side: int) -> int:
-        """How many hashes a row that owes has to be merged with."""
-        return sum(entry.run.rows for entry in self.owed(side))
+        """How many hashes a row that owes has to be merged with; where none does, the rows that have settled had to."""
+        owed = self.owed(side) or self._within_reach(side, self._tables[side].span_from(0))
+        return sum(entry.run.rows for entry in owed)
 
     # --- what expires ---
 
