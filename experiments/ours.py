@@ -24,7 +24,7 @@ _FAN_IN = 32
 """Runs that become one. A merge of runs takes a seek for nearly every page if memory is small; in the papers' settings
 there are fewer runs of a side than this, so that none takes place."""
 _SETTLING = Settling(hashes_per_row=32, passes_saved=1 << 40, idle_hashes_per_row=0)
-"""On disks that take 10 ms for a seek, every settlement costs a seek or two for each run. Rows that settle in every idle
+"""On disks that take 10 ms for a seek, a settlement costs a seek or two for each run. Rows that settle in every idle
 moment keep the head from those that came before; rows that are written before they have settled are read again at a
 seek a page. Both were tried in diner-7/8: with idle settlements about 60% and 30% were online, without 97% and 89%."""
 _EQUAL = 0.995
