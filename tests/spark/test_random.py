@@ -74,7 +74,7 @@ def test_joins_of_endless_streams(spark: Any, tmp_path: Path) -> None:
 
 
 def test_joins_of_streams_that_end(spark: Any, tmp_path: Path) -> None:
-    spilled = 0
+    on_disk = 0
     for number, name in enumerate(sorted(set(ALGORITHMS) - {"symmetric_hash"})[: _count()]):
         for case in cases(_two_inputs(name), 1, FIRST + 10 * number):
             rng = np.random.default_rng([case.seed, 2])
@@ -106,7 +106,8 @@ def _window_options(case: WindowCase) -> dict[str, Any]:
     spec = case.spec
     assert isinstance(spec, WindowJoinSpec) and spec.window.time is not None
     words = spec.window
-    memory = max(case.memory, WINDOW_ALGORITHMS["ah_ewj"].least_memory(spec)) * 8 // 5 + 64
+    least = max(WINDOW_ALGORITHMS[name].least_memory(spec) for name in ("ah_ewj", "confluence"))
+    memory = max(case.memory, least) * 8 // 5 + 64
     return {
         "on": _on(spec.on), "time": " = ".join(words.time), "window": words.windows, "slide": words.slide,
         "lateness": words.lateness, "late": words.late, "suffixes": spec.suffixes, "memory": memory,
