@@ -19,8 +19,8 @@ from waiting import IdleTime, ended, is_in, until
 from watersmeet.cli import main as cli
 from watersmeet.demo import embedded
 from watersmeet.demo.embedded import TIMING, differences
-from watersmeet.demo.record import Record
-from watersmeet.demo.report import shortcomings
+from watersmeet.demo.record import Record, Sample
+from watersmeet.demo.report import remark, shortcomings
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, at_best, silences
 from watersmeet.drivers import inbox, live
 from watersmeet.drivers.progress import Progress
@@ -66,8 +66,9 @@ def test_a_small_demo_spills_reacts_draws_and_is_verified(
     figures = {cells[1].strip(): cells[2].strip() for line in lines if len(cells := line.split("│")) == 4}
     assert figures["orders"] == "6,000 rows" and figures["shipments"] == "4,800 rows"
     assert figures["verified with DuckDB"] == "yes"
-    assert not figures["spilled"].startswith("0 ")
-    assert int(figures["found in pauses, from disk"].removesuffix(" pairs").replace(",", "")) > 0
+    assert not figures["on disk, at most"].startswith("0 ")
+    caught_up, of = figures["all that could be, by the end of"].removesuffix(" silences").split(" of ")
+    assert 0 < int(caught_up) <= int(of)
     assert 0 < float(figures["before the last row arrived"].split("%")[0]) <= 100
     assert figures["peak memory"].endswith(" KiB of 512 KiB")
 
@@ -81,7 +82,7 @@ def test_a_small_demo_spills_reacts_draws_and_is_verified(
 
 def test_a_demo_that_shows_nothing_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["demo", "--engine", "local", "--rows", "300"]) == 1
-    assert "Not as it should be: nothing was spilled" in capsys.readouterr().out
+    assert "Not as it should be: all rows would fit into the memory" in capsys.readouterr().out
     assert (here / "demo-output/demo.png").exists()
 
 
@@ -170,18 +171,37 @@ def test_without_duckdb_there_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> No
     schedule = scenario(10, seed=1)
     said = differences(schedule, joined(schedule))
     assert said is not None and "duckdb is not installed" in said
-    record = Record(reactive=5)
-    progress = Progress(NAMES, (10, 10), 5, spilled=100, peak=1, budget=2)
-    assert shortcomings(record, progress, said) == [said]
-    assert shortcomings(record, progress, None) == []
+    record = Record([Sample(1e3, 10**6, 1, 100)])
+    progress = Progress(NAMES, (10, 10), 5, peak=1, budget=2)
+    assert shortcomings(schedule, record, progress, said) == [said]
+    assert shortcomings(schedule, record, progress, None) == []
 
 
 def test_what_must_be_seen_and_was_not() -> None:
-    progress = Progress(NAMES, (10, 10), 5, spilled=100, peak=3, budget=2)
-    told = shortcomings(Record(), progress, None)
-    assert len(told) == 2
-    assert "no pair was found in the pauses" in told[0]
-    assert "more than allowed" in told[1]
+    schedule = scenario(3000, seed=1)
+    progress = Progress(NAMES, (10, 10), 5, peak=3, budget=2)
+    told = shortcomings(schedule, Record([Sample(0.1, 0, 2, 50)], room=50), progress, None)
+    assert len(told) == 3
+    assert "all rows would fit into the memory" in told[0]
+    assert "in no silence did the join catch up" in told[1]
+    assert "more than allowed" in told[2]
+
+
+def test_a_silence_counts_when_it_was_long_enough() -> None:
+    schedule = scenario(TIMING.rows, seed=1)
+    (first, until_), second = silences(schedule)[:2]
+    best = at_best(schedule)
+    possible = int(np.searchsorted(best, first, "right"))
+    in_time, behind = (Record([Sample(until_, found, 1, 1)]) for found in (possible, possible - 1))
+    assert in_time.caught_up(schedule) == (1, len(silences(schedule)))
+    assert behind.caught_up(schedule) == (0, len(silences(schedule)))
+    middle = (first + until_) / 2
+    in_time.batches = [(first, middle), (middle, until_), (until_, second[1])]
+    assert in_time.caught_up(schedule) == (1, 1)
+    assert remark(schedule, in_time) is None
+    in_time.batches.pop(1)
+    assert in_time.caught_up(schedule) == (0, 0)
+    assert "too busy" in (remark(schedule, in_time) or "")
 
 
 # -- the sources and the curve -----------------------------------------------------------------------------------------

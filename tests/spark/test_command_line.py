@@ -101,12 +101,12 @@ def test_a_small_demo(
     spark: Any, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine, rows come in several batches: in all but the last, work is done that could wait.
-    monkeypatch.setattr(on_spark, "ROWS_PER_BATCH", 800)
-    assert cli.run(["demo", "--rows", "4000", "--memory", "256KiB", "--seed", "5"]) == 0
+    monkeypatch.setattr(on_spark, "ROWS_PER_BATCH", 2400)
+    assert cli.run(["demo", "--rows", "12000", "--memory", "256KiB", "--seed", "5"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= 80 + len(str(here))
     figures = {cells[1].strip(): cells[2].strip() for line in shown if len(cells := line.split("│")) == 4}
-    assert figures["orders"] == "4,000 rows" and figures["shipments"] == "3,200 rows"
+    assert figures["orders"] == "12,000 rows" and figures["shipments"] == "9,600 rows"
     assert figures["verified with Spark's own join"] == "yes"
     assert figures["peak memory"].endswith(" KiB of 256 KiB")
     found = spark.read.parquet(str(here / "demo-output/result"))

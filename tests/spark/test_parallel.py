@@ -71,7 +71,7 @@ def test_groups_move_keys_are_split_and_slots_change(spark: Any, tmp_path: Path)
     assert last[0]["slots"] == 1
     told = first + last
     assert all(each["left_rows"] == each["right_rows"] == 398 for each in told), told  # copies are counted once
-    assert sum(each["spilled"] for each in told) > 0
+    assert all(each["written"] > 0 and each["state_bytes"] > 0 for each in told)  # rows are in runs between batches
     assert sum(each["left_late"] for each in told) > 5
     assert all(0 < each["memory"] <= each["budget"] == 512 << 10 for each in told)
 

@@ -76,10 +76,10 @@ def _show(
             )
     console.print(summary(schedule, record, progress, wrong is None, engine.peer))
     console.print(f"The picture is {out / 'demo.png'}, the result {out / engine.result}.", soft_wrap=True)
-    said = remark(record)
+    said = remark(schedule, record)
     if said is not None:
         console.print(f"{said}.")
-    problems = shortcomings(record, progress, wrong)
+    problems = shortcomings(schedule, record, progress, wrong)
     write_figures(args.json, figures(schedule, record, progress, verified=wrong is None, problems=problems))
     for problem in problems:
         console.print(f"Not as it should be: {problem}.", style="red")

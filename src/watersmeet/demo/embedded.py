@@ -86,10 +86,7 @@ class EmbeddedRun:
 
             def noted(result: Result) -> Iterator[pa.RecordBatch]:
                 for batch in result:
-                    progress = result.progress
-                    record.look(time.monotonic() - start, progress)
-                    if progress.phase == "reactive":
-                        record.reactive += batch.num_rows
+                    record.look(time.monotonic() - start, result.progress)
                     yield batch
 
             with join(orders, shipments, on=KEY, memory=self.memory, on_progress=look, page=page) as result:

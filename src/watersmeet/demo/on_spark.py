@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from watersmeet.live.page import Page
 
 TIMING = Timing(
-    rows=60_000,
+    rows=90_000,
     rate=4000.0,
     stalls=((0.15, 2.0), (0.35, 2.5), (0.6, 3.0), (0.8, 2.0)),
 )
-"""About 25 seconds; silences are long enough for several micro-batches."""
+"""About 33 seconds; silences are long enough for several micro-batches."""
 REHEARSAL_ROWS = 3000
 ROWS_PER_BATCH = 20_000
 
@@ -150,8 +150,10 @@ class SparkRun:
         from watersmeet.spark.io.local import cores
         from watersmeet.spark.io.query_progress import BatchReport, Tally, run_until
 
-        record = Record(silent_batches=0)
-        tally = Tally((NAMES[0], NAMES[1]), parse_memory(self.memory), f"{cores()} Spark tasks", time.time())
+        budget = parse_memory(self.memory)
+        batches: list[tuple[float, float]] = []
+        record = Record(room=budget * cores(), batches=batches)
+        tally = Tally((NAMES[0], NAMES[1]), budget, f"{cores()} Spark tasks", time.time())
         record.history.possible = possible(self.scenario.schedule)
         if page is not None:
             page.add(" ⋈ ".join(NAMES), record.history, kind="batches")
@@ -168,12 +170,9 @@ class SparkRun:
                     tally.began = self.starting_shot.stat().st_mtime
                 elif report is not None:
                     tally.add(report)
-                    if any(report.taken) and not report.rows and not report.ended:
-                        record.silent_batches = (record.silent_batches or 0) + 1
-                    if not report.ended:
-                        record.reactive += int(report.figures.get("reactive", 0))
                     phase = "arriving" if report.rows else "silent"
                     delivered = report.began + report.seconds
+                    batches.append((report.began - tally.began, delivered - tally.began))
                     record.look(delivered - tally.began, tally.progress(delivered, phase))
                 progress = tally.progress(time.time(), phase)
                 record.history.add(progress)

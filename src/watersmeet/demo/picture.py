@@ -16,19 +16,19 @@ from watersmeet.sources.schedules import Schedule
 
 RESULT_COLOUR, BEST_COLOUR, SILENT_COLOUR = "#0b6e99", "#8b979f", "#f7ecd6"
 INPUT_COLOURS = ("#c8553d", "#588157")
-MEMORY_COLOUR, MEMORY_LIGHT, SPILL_COLOUR = "#3d5a80", "#c3cedb", "#8d6a9f"
+MEMORY_COLOUR, MEMORY_LIGHT, DISK_COLOUR = "#3d5a80", "#c3cedb", "#8d6a9f"
 MIB = float(1 << 20)
 
 
 def draw(schedule: Schedule, record: Record, progress: Progress, path: Path, where: str) -> None:
-    """The curve of results over time, and below it memory and bytes written, as a PNG file."""
+    """The curve of results over time, and below it memory and bytes on disk, as a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.6), layout="constrained", facecolor="white")
-    results, memory, spilled = figure.subplots(3, 1, sharex=True, height_ratios=[4, 1, 1])
+    results, memory, disk = figure.subplots(3, 1, sharex=True, height_ratios=[4, 1, 1])
     _draw_results(results, schedule, record, progress, where)
     columns = [np.array(column) for column in zip(*record.samples, strict=True)]
-    when, held, written = columns[0], columns[2] / MIB, columns[3] / MIB
+    when, held, on_disk = columns[0], columns[2] / MIB, columns[3] / MIB
     memory.fill_between(when, held, step="post", color=MEMORY_LIGHT, linewidth=0)
     memory.step(when, held, where="post", color=MEMORY_COLOUR, linewidth=0.8)
     memory.axhline(progress.budget / MIB, color="#b3261e", linewidth=1, linestyle="--")
@@ -38,12 +38,12 @@ def draw(schedule: Schedule, record: Record, progress: Progress, path: Path, whe
     )  # fmt: skip
     memory.set_ylim(0, progress.budget / MIB * 1.35)
     memory.set_ylabel("memory\nMiB")
-    spilled.step(when, written, where="post", color=SPILL_COLOUR, linewidth=1.3)
-    spilled.set_ylim(0, max(0.1, float(written[-1])) * 1.2)
-    spilled.set_ylabel("spilled\nMiB")
-    spilled.set_xlabel("seconds since the sources began")
-    spilled.set_xlim(0, max(schedule.end_time, float(when[-1])) * 1.02)
-    for axes in (results, memory, spilled):
+    disk.step(when, on_disk, where="post", color=DISK_COLOUR, linewidth=1.3)
+    disk.set_ylim(0, max(0.1, float(on_disk.max())) * 1.2)
+    disk.set_ylabel("on disk\nMiB")
+    disk.set_xlabel("seconds since the sources began")
+    disk.set_xlim(0, max(schedule.end_time, float(when[-1])) * 1.02)
+    for axes in (results, memory, disk):
         for begin, end in silences(schedule):
             axes.axvspan(begin, end, color=SILENT_COLOUR, linewidth=0, zorder=0)
         axes.axvline(schedule.end_time, color="#444444", linewidth=0.9, linestyle=":")

@@ -24,8 +24,9 @@ def summary(schedule: Schedule, record: Record, progress: Progress, verified: bo
     table.add_row("pairs", f"{progress.rows_out:,}")
     table.add_row("first result after", "-" if first is None else format_seconds(first))
     table.add_row("before the last row arrived", f"{before / max(1, progress.rows_out):.1%} of all pairs")
-    table.add_row("found in pauses, from disk", f"{record.reactive:,} pairs")
-    table.add_row("spilled", format_bytes(progress.spilled))
+    caught_up, silences = record.caught_up(schedule)
+    table.add_row("all that could be, by the end of", f"{caught_up} of {silences} silences")
+    table.add_row("on disk, at most", format_bytes(record.most_on_disk))
     table.add_row("peak memory", f"{format_bytes(progress.peak)} of {format_bytes(progress.budget)}")
     table.add_row("total time", format_seconds(progress.elapsed))
     table.add_row(f"verified with {peer}", "[green]yes[/green]" if verified else "[red]no[/red]")
@@ -37,31 +38,35 @@ def figures(
 ) -> dict[str, Any]:
     """The same for other programs."""
     before = record.results_before(schedule.end_time)
+    caught_up, silences = record.caught_up(schedule)
     return {
         **progress.as_dict(),
         "before_last_row": before,
-        "found_in_pauses": record.reactive,
+        "silences": silences,
+        "caught_up": caught_up,
+        "most_on_disk": record.most_on_disk,
         "last_row_after": schedule.end_time,
         "verified": verified,
         "problems": problems,
     }
 
 
-def shortcomings(record: Record, progress: Progress, wrong: str | None) -> list[str]:
+def shortcomings(schedule: Schedule, record: Record, progress: Progress, wrong: str | None) -> list[str]:
     """What the demo was to show and did not, a sentence each."""
     problems = [] if wrong is None else [wrong]
-    if not progress.spilled:
-        problems.append("nothing was spilled, as all rows fit into the memory; allow less of it, or more rows")
-    elif not record.reactive:
-        problems.append("no pair was found in the pauses; try more rows, or another seed")
+    caught_up, silences = record.caught_up(schedule)
+    if record.most_on_disk <= record.room:
+        problems.append("all rows would fit into the memory; allow less of it, or more rows")
+    if silences and not caught_up:
+        problems.append("in no silence did the join catch up with the sources; try more rows, or another seed")
     if progress.peak > progress.budget:
         problems.append(f"{format_bytes(progress.peak)} of memory were used, more than allowed")
     return problems
 
 
-def remark(record: Record) -> str | None:
+def remark(schedule: Schedule, record: Record) -> str | None:
     """What the machine, and not the join, kept from being seen."""
-    if record.silent_batches == 0:
+    if record.caught_up(schedule)[1] == 0:
         return "The machine was too busy to keep up with the sources, so there was no silence in which to join"
     return None
 
