@@ -60,7 +60,7 @@ class Record:
         """
         best = at_best(schedule)
         long_enough = [(begin, end) for begin, end in silences(schedule) if self._is_judged(begin, end)]
-        done = [self.results_before(end) >= np.searchsorted(best, begin, "right") for begin, end in long_enough]
+        done = [self.results_before(end) >= int(np.searchsorted(best, begin, "right")) for begin, end in long_enough]
         return sum(done), len(done)
 
     def _is_judged(self, begin: float, end: float) -> bool:
