@@ -11,6 +11,8 @@ from watersmeet.kernels.addressed import read64
 from watersmeet.kernels.compile import inlined, kernel
 
 _LONG = 32
+FINER = 4
+"""Bits of a hash by which marks are finer than buckets: most hashes that are equal to none meet no mark."""
 """Rows of one bucket, from which on a hash among them is found by halving."""
 
 
@@ -77,13 +79,18 @@ def probe_sorted(
 
 
 @kernel
-def divide_sorted(hashes: Uint64, first: Any, shift: int, starts: Int32) -> None:
+def divide_sorted(hashes: Uint64, first: Any, shift: int, starts: Int32, marked: Uint64) -> None:
     """Where each of `starts.size - 1` buckets begins among ascending hashes: they stand by their distance from `first`
-    in steps of two to the power of `shift`.
+    in steps of two to the power of `shift`. In `marked` there is a bit for each sixteenth of a bucket: whether there
+    are any.
     """
     buckets = starts.shape[0] - 1
+    finer = np.uint64(max(0, shift - FINER))
+    marked[:] = 0
     bucket = 0
     for i in range(hashes.shape[0]):
+        place = (hashes[i] - first) >> finer
+        marked[place >> np.uint64(6)] |= np.uint64(1) << (place & np.uint64(63))
         own = np.int64((hashes[i] - first) >> np.uint64(shift))
         while bucket <= own:
             starts[bucket] = i
@@ -119,6 +126,7 @@ def scan_runs(
     hashes: Uint64,
     marks: Int64,
     starts: Int32,
+    marked: Uint64,
     first: Any,
     shift: int,
     addresses: Int64,
@@ -140,41 +148,46 @@ def scan_runs(
     Returns the pairs now in the buffers, and how many rows were passed.
     """
     capacity = out_probe.shape[0]
+    finer = np.uint64(max(0, shift - FINER))
     passed = 0
     run, row, link = cursor[0], cursor[1], cursor[2]
     while run < stop:
         address, high, threshold = addresses[run], highs[run], thresholds[run]
         row = max(row, lows[run])
-        while row < high:
+        before = row
+        until = min(high, row + most - passed)
+        while row < until:
             wanted = np.uint64(read64(address + 8 * row))
-            bucket = np.int64((wanted - first) >> np.uint64(shift))
-            end = np.int64(starts[bucket + 1])
-            i = np.int64(starts[bucket])
-            if link >= 0:
-                i = link
-                link = -1
-            elif end - i > _LONG:
-                top = end
-                while i < top:
-                    middle = (i + top) // 2
-                    if hashes[middle] < wanted:
-                        i = middle + 1
-                    else:
-                        top = middle
-            while i < end and hashes[i] <= wanted:
-                if hashes[i] == wanted and marks[i] > threshold:
-                    if found == capacity:
-                        cursor[0], cursor[1], cursor[2] = run, row, i
-                        return found, passed
-                    out_probe[found] = i
-                    out_row[found] = (run << 32) + row
-                    found += 1
-                i += 1
+            place = (wanted - first) >> finer
+            if (marked[place >> np.uint64(6)] >> (place & np.uint64(63))) & np.uint64(1):
+                bucket = np.int64((wanted - first) >> np.uint64(shift))
+                end = np.int64(starts[bucket + 1])
+                i = np.int64(starts[bucket])
+                if link >= 0:
+                    i = link
+                    link = -1
+                elif end - i > _LONG:
+                    top = end
+                    while i < top:
+                        middle = (i + top) // 2
+                        if hashes[middle] < wanted:
+                            i = middle + 1
+                        else:
+                            top = middle
+                while i < end and hashes[i] <= wanted:
+                    if hashes[i] == wanted and marks[i] > threshold:
+                        if found == capacity:
+                            cursor[0], cursor[1], cursor[2] = run, row, i
+                            return found, passed + row - before
+                        out_probe[found] = i
+                        out_row[found] = (run << 32) + row
+                        found += 1
+                    i += 1
             row += 1
-            passed += 1
-            if passed >= most:
-                cursor[0], cursor[1], cursor[2] = run, row, -1
-                return found, passed
+        passed += max(0, row - before)
+        if row < high:
+            cursor[0], cursor[1], cursor[2] = run, row, -1
+            return found, passed
         run += 1
         row = np.int64(0)
     cursor[0], cursor[1], cursor[2] = run, 0, -1

@@ -10,7 +10,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
 from watersmeet.kernels import addressed, combinations, gather
-from watersmeet.kernels.merge import bounds_in_runs, divide_sorted, probe_sorted, scan_runs
+from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
 from watersmeet.records.addressed import AddressedRows, Sources, groups, put_back
@@ -257,7 +257,7 @@ class SettlingRows:
         run = probe.run
         cursor = np.array([run, max(0, probe.near), probe.link], np.int64)
         found, passed = scan_runs(
-            known.hashes.view(np.uint64), known.marks, known.buckets, known.first, known.shift,
+            known.hashes.view(np.uint64), known.marks, known.buckets, known.marked, known.first, known.shift,
             self._addresses[attribute], known.lows, known.highs, known.thresholds, cursor, known.next_leap(probe.run),
             _EVERYTHING, out_probe, out_row, before,
         )  # fmt: skip
@@ -303,7 +303,8 @@ class _Sorted:
         span = last - first
         self.shift = max(0, span.bit_length() - len(hashes).bit_length())
         self.buckets = np.empty((span >> self.shift) + 2, np.int32)
-        divide_sorted(ascending, self.first, self.shift, self.buckets)
+        self.marked = np.empty((span >> max(0, self.shift - FINER) >> 6) + 1, np.uint64)
+        divide_sorted(ascending, self.first, self.shift, self.buckets, self.marked)
         # Every run is met by every hash: no mark is below any threshold.
         self.marks = np.zeros(len(hashes), np.int64)
         self.thresholds = np.full(len(counts), -1, np.int64)

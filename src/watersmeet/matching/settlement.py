@@ -38,6 +38,7 @@ import numpy as np
 from watersmeet.core.arrays import Bool, Int32, Int64, Uint64
 from watersmeet.core.cost import Meter
 from watersmeet.kernels.merge import (
+    FINER,
     bounds_in_runs,
     divide_sorted,
     hashes_in_runs,
@@ -64,7 +65,7 @@ _LEAP_FROM = 24
 """Rows of a run for each row of a slice, from which on looking these up takes less than reading the run through."""
 _ROWS_A_FUEL = 8
 """Hashes that are passed for as much fuel as a pair takes."""
-_ROW_BYTES = 32
+_ROW_BYTES = 36
 _RANGE_BYTES = 52
 """Of a row that looks for a range: hash, number, mark, both ends, and what these are put together from."""
 _LEAST_PART = 64
@@ -83,6 +84,8 @@ class Slice:
         """What each row is known by where it matters whether it owes a run: see `Debtor`."""
         self.starts: Int32 = np.empty(0 if by_range else 2 * capacity + 1, np.int32)
         """Where buckets of hashes begin, about as many as there are rows; none if rows look for ranges."""
+        self.marked: Uint64 = np.empty(0 if by_range else capacity // 2 + 2, np.uint64)
+        """Which sixteenths of buckets have hashes."""
         self.low: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
         self.high: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
         """From which hash on and up to which rows look: their own, unless they look for ranges."""
@@ -294,6 +297,7 @@ class Settlement:
         """Which runs are so large beside the slice that it is looked up in them."""
         self._first, self._shift = np.uint64(0), 0
         self._buckets: Int32 = np.empty(0, np.int32)
+        self._marked: Uint64 = np.empty(0, np.uint64)
         self._crowds: dict[int, int] = {}
         self._crowd_starts: Int64 = np.empty(0, np.int64)
         self._length = 0
@@ -396,7 +400,8 @@ class Settlement:
         span = int(hashes[-1]) - int(hashes[0])
         self._shift = max(0, span.bit_length() - self._length.bit_length())
         self._buckets = self._buffer.starts[: (span >> self._shift) + 2]
-        divide_sorted(hashes, self._first, self._shift, self._buckets)
+        self._marked = self._buffer.marked[: (span >> max(0, self._shift - FINER) >> 6) + 1]
+        divide_sorted(hashes, self._first, self._shift, self._buckets, self._marked)
 
     def _find_crowds(self) -> None:
         """Where many rows of the slice have one hash: the first of them, and how many there are.
@@ -440,7 +445,7 @@ class Settlement:
         if self._reach is None:
             slice_ = self._buffer
             pairs.count, passed = scan_runs(
-                slice_.hashes, slice_.marks, self._buckets, self._first, self._shift, *runs, *out
+                slice_.hashes, slice_.marks, self._buckets, self._marked, self._first, self._shift, *runs, *out
             )
         else:
             low, high = self._buffer.low[: self._length], self._buffer.high[: self._length]
