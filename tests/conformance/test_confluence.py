@@ -20,6 +20,7 @@ from watersmeet.matching.debts import Debts
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
+from watersmeet.policies.keeping import Keeping, Staying
 from watersmeet.policies.settling import Settling
 from watersmeet.records.keys import KeyCodec
 
@@ -84,6 +85,19 @@ def test_every_pair_exactly_once_on_every_way(kind: str, options: dict[str, Any]
     if kind == "band":
         proofs = proofs | {f"{proof}, beside an equality" for proof in proofs}
     assert proofs <= set(+Watched.seen), Watched.seen
+
+
+class Keeper(Watched):
+    """Some rows stay at every flush for which any evidence can be had, whether that pays or not."""
+
+    def _make_keeping(self) -> Keeping:
+        return Keeping(16, pays=0.0, evidence=1)
+
+
+@pytest.mark.parametrize("settling", [Settling(), EAGER, LATE], ids=["usual", "eager", "late"])
+def test_every_pair_exactly_once_where_rows_stay_in_memory(settling: Settling) -> None:
+    conform(Keeper, cases=2 * CASES, seed=11_000, make=make_equality, **TIGHT, settling=settling)
+    assert Watched.seen["rows that stayed"] > 100, Watched.seen
 
 
 @pytest.mark.parametrize(("leap_from", "way"), [(0, "_leap"), (1 << 30, "_scan")])
@@ -165,6 +179,18 @@ def all_settled(join: Confluence, settlement: Any) -> None:
     join.debts.settled[settlement.side] = join.tables[settlement.side].rows
 
 
+def those_that_stay_owe(join: Confluence, side: int, stayed: Any) -> None:
+    """Rows that stay in memory settle again."""
+    real_bring_back(join, side, stayed)
+    join.debts.rows_left(side)
+
+
+def those_that_stay_leave(staying: Any, hashes: Any, numbers: Any) -> Any:
+    """A row that stays is written, too, and one that is not stays out."""
+    found = real_stay(staying, hashes, numbers)
+    return np.roll(found, 1)
+
+
 def written_as_settled(join: Confluence) -> None:
     """Runs that owe do not say so."""
     real_flush_owing(join)
@@ -176,6 +202,7 @@ def written_as_settled(join: Confluence) -> None:
 
 repeated: set[int] = set()
 real_add_run = Debts.add
+real_bring_back, real_stay = Confluence._bring_back, Staying.stay
 real_settled, real_flush_owing = Confluence.settled_now, Confluence._flush_owing
 
 WRONG = r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"
@@ -201,10 +228,24 @@ def test_mutant_is_caught(kind: str, mutant: str, monkeypatch: pytest.MonkeyPatc
         run_many(kind, options)
 
 
-def run_many(kind: str, options: dict[str, Any]) -> None:
+def run_many(kind: str, options: dict[str, Any], join: type[Confluence] = Confluence) -> None:
     for seed in range(400):
         repeated.clear()
-        run_case(Confluence, MAKERS[kind](seed, Confluence), **TIGHT, **options)
+        run_case(join, MAKERS[kind](seed, join), **TIGHT, **options)
+
+
+KEEPING_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "rows that stay settle again": (Confluence, "_bring_back", those_that_stay_owe),
+    "rows that stay are not those that are left out": (Staying, "stay", those_that_stay_leave),
+}
+
+
+@pytest.mark.parametrize("mutant", KEEPING_MUTANTS)
+def test_mutant_of_what_stays_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken = KEEPING_MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=WRONG):
+        run_many("equality", {}, Keeper)
 
 
 def low_end_is_left_out(codec: BandKeys, keys: Any) -> tuple[Any, Any]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.delays import Delays, Marks
@@ -34,6 +35,7 @@ from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.matching.upkeep import Upkeep
 from watersmeet.memory import format_bytes
+from watersmeet.policies.keeping import Keeping, Staying
 from watersmeet.policies.settling import Settling
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.intake import Received
@@ -108,6 +110,13 @@ class SettlementTask:
         return {"kind": "settlement", "urgent": self.urgent, **self.settlement.to_state(self._join.pairs)}
 
 
+class Stayed(NamedTuple):
+    """Copies of rows that stay in memory while the others of their memtable leave it."""
+
+    hashes: Int64
+    columns: list[pa.Array]
+
+
 class MergeTask:
     """Runs that become one. A snapshot knows nothing of it: whoever goes on from there begins anew."""
 
@@ -165,6 +174,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
     equalities beside it; and a row looks for all keys from one to another (`matching.reach`).
 
     :param settling: when rows settle, and when they wait for others.
+    :param keeping: whether some rows stay in memory when others leave it, where they are asked for much more often
+        (`policies.keeping`).
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek; rows of
         one hash then meet a run page by page. Without, work on the disk is counted by bytes.
     :param fan_in: so many runs become one; None: by the memory.
@@ -210,6 +221,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         *,
         delay: float | str | timedelta | None = None,
         settling: Settling | None = None,
+        keeping: bool = True,
         pages: Pages | None = None,
         fan_in: int | None = None,
         floor: int = FLOOR,
@@ -248,6 +260,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         records = min(grain.records or 0, 2 * self._fan_in * _RUN_BYTES) if grain is not None else 0
         self._catalogue.set_aside(max(records, self.least_runs * _RUN_BYTES))
         self.debts = self._make_debts()
+        self.keeping = self._make_keeping() if keeping else None
         self._open_run = open_run or partial(SortedRun, store)
         self.upkeep = Upkeep(self.debts, store, self._new_name, self._block_bytes, min(self._fan_in, _MOST_ALIKE))
         self._batch_began = 0
@@ -321,6 +334,11 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def _make_debts(self) -> Debts:
         return Debts(self.tables)
+
+    def _make_keeping(self) -> Keeping | None:
+        """Where rows are found by hash, and there is enough memory to count what is asked for."""
+        by_hash = self.spec.band is None and self.budget.total >= 2 * self._least
+        return Keeping.within(self.budget) if by_hash else None
 
     def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition] | None:
         """What rows of a side that settle ask of others besides equal keys; None: nothing."""
@@ -561,14 +579,19 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     # --- rows that leave memory ---
 
-    def _flush(self, side: int) -> None:
-        """Write a memtable that owes nothing as a run, unless its rows wait for nobody."""
+    def _flush(self, side: int, *, all_of_it: bool = False) -> None:
+        """Write a memtable that owes nothing as a run, unless its rows wait for nobody; some may stay in memory."""
         self.clock += 1
         self.events["flushed"] += 1
-        run = None if self.exhausted(1 - side) else self._write_run(side, self.tables[side])
-        if run is not None:
+        stayed: Stayed | None = None
+        if not self.exhausted(1 - side):
+            chosen = None if all_of_it else self._choose_to_stay(side)
+            run = self._write_run(side, self.tables[side], chosen)
             self.debts.add(side, self._entry(side, run, self.tables[1 - side].rows))
+            stayed = None if chosen is None else self._copied(side, chosen.numbers)
         self._forget_rows(side)
+        if stayed is not None:
+            self._bring_back(side, stayed)
         self._count_runs()
 
     def end_batch(self) -> None:
@@ -584,7 +607,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
             if self.debts.owes(side):
                 return self._settle_task(side, "at the end of a batch", urgent=True)
             if self.tables[side].rows:
-                self._flush(side)
+                self._flush(side, all_of_it=True)
         for side in (0, 1):
             if self.exhausted(1 - side):  # its runs wait for nobody
                 self.saver.discard([*self.upkeep.forget(side), *self.debts.forget(side)])
@@ -619,12 +642,41 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self.forget(side, 0)
         self._came[side].clear()
         self.debts.rows_left(side)
+        if self.keeping is not None:
+            self.keeping.rows_left(side)
 
-    def _write_run(self, side: int, table: Memtable) -> SortedRun:
+    def _choose_to_stay(self, side: int) -> Staying | None:
+        """Which rows of a memtable had better stay when the others leave; they fit into the buffer for writing."""
+        table = self.tables[side]
+        if self.keeping is None:
+            return None
+        most = min(table.rows // 4, self._block_bytes * table.rows // max(1, table.row_nbytes))
+        return self.keeping.choose(side, self.tables, most)
+
+    def _copied(self, side: int, numbers: Int32) -> Stayed:
+        table = self.tables[side]
+        return Stayed(table.hashes(numbers), table.gather_all(tuple(range(len(table.types))), numbers))
+
+    def _bring_back(self, side: int, stayed: Stayed) -> None:
+        """Rows that have settled take their places anew, as if they had come right after the flush."""
+        table, count = self.tables[side], len(stayed.hashes)
+        self.events["rows that stayed"] += count
+        parts = np.zeros(count, np.int32)
+        if not table.reserve(parts, stayed.columns):
+            raise AssertionError("rows do not fit into the memory that they just left")
+        ticks = np.arange(self.clock + 1, self.clock + 1 + count)
+        self.clock += count
+        table.append(stayed.hashes, parts, stayed.columns, ticks)
+        self.debts.rows_left(side, stayed=count)
+        assert self.keeping is not None
+        self.keeping.rows_left(side, stayed=count)
+
+    def _write_run(self, side: int, table: Memtable, chosen: Staying | None = None) -> SortedRun:
         there, self._slice.owner = self._slice.holds(table), None
         buffers = self._slice.hashes, self._slice.rows
         name = self._new_name(side)
-        run = write_run(self.store, name, table, *buffers, self._block_bytes, sorted_already=there)
+        staying = None if chosen is None else (len(chosen.numbers), chosen.stay)
+        run = write_run(self.store, name, table, *buffers, self._block_bytes, sorted_already=there, staying=staying)
         self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run

@@ -128,9 +128,9 @@ class Debts:
         self.runs[side].append(entry)
         self.refresh()
 
-    def rows_left(self, side: int) -> None:
-        """A memtable is empty now; whatever comes owes all that is on disk."""
-        self.settled[side] = 0
+    def rows_left(self, side: int, stayed: int = 0) -> None:
+        """A memtable is empty now but for rows that have settled; whatever comes owes all that is on disk."""
+        self.settled[side] = stayed
         for entry in self.runs[1 - side]:
             entry.since = 0
         self.refresh()

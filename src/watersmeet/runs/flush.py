@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from watersmeet.core.arrays import Numbers, Uint64
+from watersmeet.core.arrays import Bool, Numbers, Uint64
 from watersmeet.runs.sorted_run import RunWriter, SortedRun
 from watersmeet.runs.spine import block_rows_for
 from watersmeet.spill.store import Store
@@ -23,21 +23,30 @@ def write_run(
     block_bytes: int,
     order: Memtable | None = None,
     sorted_already: bool = False,
+    staying: tuple[int, Callable[[Uint64, Numbers], Bool]] | None = None,
 ) -> SortedRun:
     """Write all rows of a memtable, through buffers for hashes and row numbers; a failure leaves nothing.
 
     They are in the order of their own hashes, or of those that another memtable has of the same rows. Where the buffers
-    hold all rows, they are sorted once, or not at all if the buffers have them so.
+    hold all rows, they are sorted once, or not at all if the buffers have them so. `staying` is how many rows are not
+    written, and which of some these are.
     """
     order = table if order is None else order
+    stayed, stays = (0, None) if staying is None else staying
+    rows = table.rows - stayed
     block_rows = block_rows_for(table.row_nbytes, table.rows, block_bytes)
-    writer = RunWriter(store, name, table.types, table.rows, block_rows)
+    writer = RunWriter(store, name, table.types, rows, block_rows)
     at_once = table.rows <= len(numbers)
-    try:
+
+    def leaving(sorted_already: bool = False) -> Iterator[int]:
         for count in [table.rows] if sorted_already else _sorted(order, hashes, numbers):
+            yield count if stays is None else _without(hashes, numbers, count, stays)
+
+    try:
+        for count in leaving(sorted_already):
             writer.write_hashes(hashes[:count])
         waiting = np.empty(0, numbers.dtype)
-        for count in [table.rows] if at_once else _sorted(order, hashes, numbers):
+        for count in [rows] if at_once else leaving():
             waiting = np.concatenate([waiting, numbers[:count]])
             whole = len(waiting) // block_rows * block_rows
             for start in range(0, whole, block_rows):
@@ -49,6 +58,13 @@ def write_run(
     except BaseException:
         writer.abort()
         raise
+
+
+def _without(hashes: Uint64, numbers: Numbers, count: int, stays: Callable[[Uint64, Numbers], Bool]) -> int:
+    """Take those that stay out of the buffers; returns how many are left."""
+    left = np.flatnonzero(~stays(hashes[:count], numbers[:count]))
+    hashes[: len(left)], numbers[: len(left)] = hashes[left], numbers[left]
+    return len(left)
 
 
 def _sorted(table: Memtable, hashes: Uint64, numbers: Numbers) -> Iterator[int]:

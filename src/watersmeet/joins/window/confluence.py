@@ -110,6 +110,9 @@ class WindowConfluence(Confluence, WindowJoin):
     def _make_table(self, side: int) -> WindowMemtable:
         return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
 
+    def _make_keeping(self) -> None:
+        """Rows stay for as long as others may come within their window, in the order of their times."""
+
     def _make_debts(self) -> WindowDebts:
         return WindowDebts(self.tables, self.timing)
 
