@@ -114,4 +114,4 @@ def fade(counts: Counts, fresh: Counts, shift: int) -> None:
     for i in range(counts.shape[0]):
         # Rounded up, so that nothing stays for ever.
         faded = np.int64(counts[i]) - ((np.int64(counts[i]) + (1 << shift) - 1) >> shift)
-        counts[i] = np.uint16(min(_MOST, faded + ONCE * np.int64(fresh[i])))
+        counts[i] = np.uint16(min(np.int64(_MOST), faded + ONCE * np.int64(fresh[i])))
