@@ -162,6 +162,20 @@ def any_row_may_expire(table: WindowMemtable, before: int, most: int) -> int:
     return real_let_expire(table, before, table.rows)
 
 
+def floors_too_high(table: WindowMemtable, first: int) -> TimeSpan:
+    """Rows that owe are taken to look less far back than they do."""
+    span = real_span(table, first)
+    return span if span.is_empty else replace(span, floor=span.latest)
+
+
+def numbers_stay(debts: WindowDebts, side: int, count: int) -> None:
+    """The first rows of a memtable go, and the others are still known by their old numbers."""
+    debts.settled[side] = min(debts.settled[side], debts._tables[side].rows)
+    for entry in debts.runs[1 - side]:
+        entry.since = min(entry.since, debts._tables[side].rows)
+    debts.refresh()
+
+
 real_threshold, real_expired = OwingRows.threshold, Timing.expired_before
 real_span, real_let_expire = WindowMemtable.span_from, WindowMemtable.let_expire
 
@@ -172,6 +186,8 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
     "runs expire that are owed": (WindowDebts, "drop_expired", expired_while_owed),
     "a run's span ends too early": (WindowMemtable, "span_from", ends_too_early),
     "a run's span begins too late": (WindowMemtable, "span_from", begins_too_late),
+    "rows that owe look less far back": (WindowMemtable, "span_from", floors_too_high),
+    "numbers of rows stay when the first are gone": (WindowDebts, "rows_dropped", numbers_stay),
     "rows expire that owe": (WindowMemtable, "let_expire", any_row_may_expire),
 }
 
@@ -185,5 +201,5 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_many() -> None:
-    for seed in range(60):
+    for seed in range(150):
         run_case(WindowConfluence, make_window_case(seed, WindowConfluence), **TIGHT, settling=BUSY)
