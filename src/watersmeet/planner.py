@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
@@ -11,38 +12,64 @@ from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.engine.lookup_operator import LookupJoin
-from watersmeet.engine.two_way import ProgressiveJoin
-from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.lookup.chain import LookupChain
-from watersmeet.joins.lookup.index_nested_loop import IndexNestedLoop
-from watersmeet.joins.lookup.meshjoin import MeshJoin
-from watersmeet.joins.lookup.partitioned import Partitioned
-from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.joins.multiway.miner import Miner
-from watersmeet.joins.multiway.mjoin import MJoin
-from watersmeet.joins.multiway.tree import JoinTree
-from watersmeet.joins.progressive.diner import Diner
-from watersmeet.joins.progressive.hmj import HMJ
-from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
-from watersmeet.joins.progressive.pmj import PMJ
-from watersmeet.joins.progressive.rpj import RPJ
-from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
-from watersmeet.joins.progressive.xjoin import XJoin
-from watersmeet.joins.sharded import Sharded
-from watersmeet.joins.window.ah_ewj import AHEWJ
-from watersmeet.joins.window.confluence import WindowConfluence
-from watersmeet.joins.window.ewj import EWJ
-from watersmeet.joins.window.rpwj import RPWJ
-from watersmeet.joins.window.symmetric_window import SymmetricWindow
-from watersmeet.joins.window.windowed import WindowJoin
-from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
-from watersmeet.policies.splitting import Estimates, Plan, plan
-from watersmeet.relation.relation import RelationReader
 from watersmeet.spill.store import Store
 
-_JOINS: tuple[type[ProgressiveJoin], ...] = (Confluence, Diner, HMJ, MetadataMJoin, PMJ, RPJ, SymmetricHash, XJoin)
-ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = {join.name: join for join in _JOINS}
+if TYPE_CHECKING:
+    from watersmeet.engine.lookup_operator import LookupJoin
+    from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.joins.lookup.chain import LookupChain
+    from watersmeet.joins.multiway.confluence import ManyConfluence
+    from watersmeet.joins.multiway.miner import Miner
+    from watersmeet.joins.multiway.mjoin import MJoin
+    from watersmeet.joins.multiway.tree import JoinTree
+    from watersmeet.joins.sharded import Sharded
+    from watersmeet.joins.window.windowed import WindowJoin
+    from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
+    from watersmeet.policies.splitting import Plan
+    from watersmeet.relation.relation import RelationReader
+
+Join = TypeVar("Join")
+
+
+class Registry(Mapping[str, type[Join]], Generic[Join]):
+    """Operators by their names; each is imported when it is asked for.
+
+    Most of the time that a first join takes goes to imports, and one operator is all that it needs.
+
+    >>> joins = Registry({"rpj": "progressive.rpj:RPJ", "xjoin": "progressive.xjoin:XJoin"})
+    >>> sorted(joins), joins["rpj"].__name__
+    (['rpj', 'xjoin'], 'RPJ')
+    """
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        """`homes`: the modules below `watersmeet.joins`, and the classes there."""
+        self._homes = homes
+
+    def __getitem__(self, name: str) -> type[Join]:
+        module, _, kind = self._homes[name].partition(":")
+        found: type[Join] = getattr(import_module(f"watersmeet.joins.{module}"), kind)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+
+ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = Registry({
+    "confluence": "confluence:Confluence",
+    "diner": "progressive.diner:Diner",
+    "hmj": "progressive.hmj:HMJ",
+    "metadata_mjoin": "progressive.metadata_mjoin:MetadataMJoin",
+    "pmj": "progressive.pmj:PMJ",
+    "rpj": "progressive.rpj:RPJ",
+    "symmetric_hash": "progressive.symmetric_hash:SymmetricHash",
+    "xjoin": "progressive.xjoin:XJoin",
+})  # fmt: skip
 """Every operator by its name; being listed here puts it through the conformance suite."""
 
 
@@ -92,23 +119,25 @@ def build_for_threads(
     Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`.
     """
     chosen, reason = choose(spec, algorithm)
-    shards = min(threads, memory // _SHARD_MEMORY) if chosen is Confluence and spec.band is None else 1
+    shards = min(threads, memory // _SHARD_MEMORY) if chosen.name == "confluence" and spec.band is None else 1
     if shards < 2:
         return build(spec, memory, store, algorithm, **options)
+    from watersmeet.joins.sharded import Sharded
+
     operator = Sharded(spec, memory, store, shards=shards, **options)
     operator.reason = reason
     return operator
 
 
-ManyJoin: TypeAlias = ManyConfluence | MJoin | JoinTree | Miner
-MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = {
-    ManyConfluence.name: ManyConfluence,
-    Miner.name: Miner,
-    MJoin.name: MJoin,
-    JoinTree.name: JoinTree,
-}
+ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner"
+MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = Registry({
+    "confluence": "multiway.confluence:ManyConfluence",
+    "miner": "multiway.miner:Miner",
+    "mjoin": "multiway.mjoin:MJoin",
+    "tree": "multiway.tree:JoinTree",
+})  # fmt: skip
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
-WINDOWED_MULTIWAY: Mapping[str, type[WindowedMJoin]] = {WindowedMJoin.name: WindowedMJoin}
+WINDOWED_MULTIWAY: Mapping[str, type[WindowedMJoin]] = Registry({"mjoin": "window.windowed_mjoin:WindowedMJoin"})
 """Those that join by windows; they go through a conformance suite of their own."""
 
 
@@ -147,6 +176,8 @@ def choose_multiway(
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
         elif rows is not None:
+            from watersmeet.policies.splitting import Estimates, plan
+
             drawn = plan(spec, Estimates.of(spec, rows, selectivities))
             if not drawn.single:
                 algorithm, reason = "tree", "storing intermediate results costs less than finding them again"
@@ -159,7 +190,7 @@ def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
     """The smallest budget of what `build_multiway` would build."""
     _check_multiway(spec, algorithm)
     if spec.window is not None:
-        return WindowedMJoin.least_memory(spec)
+        return WINDOWED_MULTIWAY["mjoin"].least_memory(spec)
     kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["confluence", "tree"]
     return min(MULTIWAY[kind].least_memory(spec) for kind in kinds)
 
@@ -171,7 +202,11 @@ def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
         raise SpecError(f"{algorithm} knows no windows; choose algorithm='mjoin', or leave window out")
 
 
-LOOKUPS: Mapping[str, type[LookupJoin]] = {join.name: join for join in (IndexNestedLoop, MeshJoin, Partitioned)}
+LOOKUPS: Mapping[str, type[LookupJoin]] = Registry({
+    "index_nested_loop": "lookup.index_nested_loop:IndexNestedLoop",
+    "meshjoin": "lookup.meshjoin:MeshJoin",
+    "partitioned": "lookup.partitioned:Partitioned",
+})  # fmt: skip
 """Every join of a stream with a relation by its name; being listed here puts it through the conformance suite, too."""
 
 
@@ -187,6 +222,8 @@ def build_lookup(
     kind, reason = choose_lookup(algorithm)
     operator: LookupJoin | LookupChain
     if isinstance(spec, ChainSpec):
+        from watersmeet.joins.lookup.chain import LookupChain
+
         operator = LookupChain(spec, memory, store, relations, kind=kind, **options)
     else:
         operator = kind(spec, memory, store, relations[0], **options)
@@ -207,6 +244,8 @@ def least_for_lookup(spec: LookupSpec | ChainSpec, relations: Sequence[RelationR
     """The smallest budget of what `build_lookup` would build."""
     kind = _lookup_kind(algorithm)
     if isinstance(spec, ChainSpec):
+        from watersmeet.joins.lookup.chain import LookupChain
+
         return LookupChain.least_memory(spec, relations, kind=kind)
     return kind.least_memory(spec, relations[0])
 
@@ -217,8 +256,13 @@ def _lookup_kind(algorithm: str) -> type[LookupJoin]:
     return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
 
 
-_WINDOW_JOINS: tuple[type[WindowJoin], ...] = (AHEWJ, EWJ, RPWJ, SymmetricWindow, WindowConfluence)
-WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = {join.name: join for join in _WINDOW_JOINS}
+WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = Registry({
+    "ah_ewj": "window.ah_ewj:AHEWJ",
+    "ewj": "window.ewj:EWJ",
+    "rpwj": "window.rpwj:RPWJ",
+    "symmetric_window": "window.symmetric_window:SymmetricWindow",
+    "confluence": "window.confluence:WindowConfluence",
+})  # fmt: skip
 """Every window join by its name; being listed here puts it through the conformance suite for windows."""
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -11,7 +16,7 @@ from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
-from watersmeet.planner import ALGORITHMS, build
+from watersmeet.planner import ALGORITHMS, LOOKUPS, MULTIWAY, WINDOW_ALGORITHMS, WINDOWED_MULTIWAY, build
 from watersmeet.policies.flush import FlushLargest
 from watersmeet.spill import MemoryStore
 
@@ -55,3 +60,23 @@ def test_every_operator_works_in_its_least_memory_and_in_no_less(name: str) -> N
 def test_wider_rows_need_more() -> None:
     wide = pa.schema({"id": pa.int64(), **{f"c{i}": pa.decimal256(70, 2) for i in range(20)}})
     assert XJoin.least_memory(JoinSpec(wide, wide, parse_on("id"))) > XJoin.least_memory(SPEC)
+
+
+@pytest.mark.parametrize(
+    "registry", [ALGORITHMS, LOOKUPS, MULTIWAY, WINDOWED_MULTIWAY, WINDOW_ALGORITHMS], ids=lambda each: next(iter(each))
+)
+def test_every_listed_operator_has_the_name_that_it_is_listed_by(registry: Mapping[str, Any]) -> None:
+    assert {name: kind.name for name, kind in registry.items()} == {name: name for name in registry}
+    assert all(name in registry for name in registry) and "bogo" not in registry
+
+
+def test_a_join_imports_no_operator_but_its_own() -> None:
+    """Imports are most of what a first join takes."""
+    program = (
+        "import sys, pyarrow as pa, watersmeet as wm\n"
+        "rows = pa.table({'id': [1]})\n"
+        "assert wm.join(rows, rows, on='id').table().num_rows == 1\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('watersmeet.joins.')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["watersmeet.joins.confluence"]

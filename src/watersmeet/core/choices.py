@@ -14,6 +14,8 @@ def check_choice(algorithm: str, options: Mapping[str, Any], algorithms: Mapping
     if algorithm != "auto" and algorithm not in algorithms:
         known = ", ".join(sorted(algorithms))
         raise SpecError(f"algorithm {algorithm!r} is not known; choose auto, or one of {known}")
+    if not options:
+        return  # what algorithms take is known once they are imported: not for nothing
     kinds = algorithms.values() if algorithm == "auto" else [algorithms[algorithm]]
     taken = {name for kind in kinds for name in option_names(kind, given)}
     for name in options:
