@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class Cost:
     rows: int
     updates: int = 0
     """How often the reader was told something new."""
+    server: float = 0.0
+    """Seconds of processor time of the page's own thread."""
 
 
 def page(settings: Settings) -> Iterator[Figure]:
@@ -58,6 +61,7 @@ def page(settings: Settings) -> Iterator[Figure]:
     more = median(one.processor / other.processor - 1 for one, other in zip(shown, runs["without"], strict=True))
     yield Figure("processor time, with a page", seconds["page"], "s", seconds["without"])
     yield Figure("more with a page", 100 * more, "%", target=Target("<=", 2))
+    yield Figure("the server's thread alone", middle(shown, lambda run: 100 * run.server / run.processor), "%")
     yield Figure("updates a second", middle(shown, lambda run: run.updates / run.elapsed), "")
     yield Figure("opening the first page", median(opening() for _ in range(settings.repeat)), "s")
     expected = matches(left, right)
@@ -79,9 +83,17 @@ def watched(left: pa.Table, right: pa.Table) -> Cost:
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None
             reader.stdout.readline()  # it is connected
+            before = server_time()
             cost = joined(left, right, shown_on)
+            server = server_time() - before
             shown_on.close()
-            return replace(cost, updates=int(reader.stdout.readline()))
+            return replace(cost, updates=int(reader.stdout.readline()), server=server)
+
+
+def server_time() -> float:
+    """Processor time so far of the thread that serves the only page there is."""
+    [thread] = [each for each in threading.enumerate() if each.name == "watersmeet-page"]
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
 
 
 def opening() -> float:
