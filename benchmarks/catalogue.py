@@ -14,6 +14,7 @@ from benchmarks.lookup import lookup
 from benchmarks.memory import memory
 from benchmarks.multiway import multiway
 from benchmarks.online import online
+from benchmarks.page import page
 from benchmarks.purge import purge
 from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
@@ -42,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "memory": memory,
     "multiway": multiway,
     "online": online,
+    "page": page,
     "purge": purge,
     "range": range_join,
     "start": start,

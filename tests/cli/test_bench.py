@@ -28,6 +28,7 @@ PROMISED = [
     "memory",
     "multiway",
     "online",
+    "page",
     "purge",
     "range",
     "start",
@@ -171,6 +172,13 @@ def test_a_day_of_news_is_joined_in_little_memory(tmp_path: Path) -> None:
     assert found["wrong results, rate"] == found["wrong results, memory"] == 0
     assert found["spilled, rate"] == 0 and found["handed on, rate"] == 1000
     assert found["most rows kept, memory"] <= found["most rows kept, rate"] < 1000
+
+
+def test_a_page_is_looked_at_while_its_cost_is_measured(tmp_path: Path) -> None:
+    found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", "page", "--scale", "0.02")}
+    assert found["wrong runs, by row count"] == 0
+    assert found["updates a second"] > 0 and found["opening the first page"] > 0
+    assert found["processor time, with a page"] > 0 and "more with a page" in found
 
 
 def test_a_wrong_result_fails_the_run(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,7 +299,7 @@ class TestItsEnd:
         )
         place = tmp_path / "run.html"
         found = subprocess.run([sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=True)
-        assert "pip install 'watersmeet[page]'" in found.stdout and place.stat().st_size > 50_000
+        assert "'pip install starlette uvicorn'" in found.stdout and place.stat().st_size > 50_000
 
 
 class TestAddresses:

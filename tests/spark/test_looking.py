@@ -24,6 +24,7 @@ from watersmeet.cli import main as cli
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.drivers.history import History
+from watersmeet.records.times import NEVER
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.io.watch import Watch
 from watersmeet.spark.plan.join_recipe import JoinFactory
@@ -32,6 +33,7 @@ from watersmeet.spark.rebalance.routing import Home, HotKey, Routing
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import figures as task_figures
 from watersmeet.spark.task.settled_group import SettledGroup
 
@@ -185,12 +187,80 @@ class TestStateDirectory:
         with pytest.raises(SpecError, match=r"is not the state directory of a join: there is no state\.json in it"):
             StateView(tmp_path)
 
+    def test_one_that_is_elsewhere(self, state: Path) -> None:
+        here, there = StateView(state), StateView(f"fetch+file://{state}")
+        samples = []
+        for view in (here, there):
+            history = History()
+            assert view.tell(history) and view.title == "orders"
+            samples.append(history.samples())
+        assert samples[0] == samples[1] and len(samples[0]) == 3
+        assert here.extras() == there.extras()
+
+    def test_an_address_that_leads_nowhere(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match=r"fetch\+file.*nothing is not the state directory of a join"):
+            StateView(f"fetch+file://{tmp_path}/nothing")
+        with pytest.raises(SpecError, match="is not reached by PyArrow"):
+            StateView("nonsense://bucket/state")
+
     def test_it_changes_nothing(self, state: Path) -> None:
         before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
         view = StateView(state)
         view.tell(History())
         view.extras()
         assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
+
+
+class TestTimes:
+    """How far the inputs of a window join have come, batch by batch."""
+
+    def begin(self, place: Path, number: int, run: str = "run-1", tick: int | None = 1000) -> Marks:
+        owner = Owner("some join", 4, "query-1", tick=tick)
+        return Marks(StateDirectory(place, owner, Batch(number, run), retain=10), 2, NEVER)
+
+    def test_each_batch_has_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("watersmeet.spark.io.state_view._SETTLES", 0.0)
+        told = [((0, (5_000_000, NEVER)), (2, (3_000_000, 1_500_000))), (), ((1, (4_000_000, 9_000_000)),)]
+        for number, marks in enumerate(told):
+            batch = self.begin(tmp_path, number)
+            batch.before()
+            for group, times in marks:
+                batch.tell(group, times)
+        history = History()
+        StateView(tmp_path).tell(history)
+        assert [each.reached for each in history.samples()] == [(5.0, 1.5), (5.0, 1.5), (5.0, 9.0)]
+        assert all(each.dated and each.names == ("left", "right") for each in history.samples())
+        assert str(history.last) and not any(each.rows_in for each in history.samples())
+
+    def test_of_a_run_that_was_given_up_they_do_not_count(self, tmp_path: Path) -> None:
+        self.begin(tmp_path, 0).tell(0, (10, 10))
+        void = self.begin(tmp_path, 1)
+        void.before()
+        void.tell(0, (1000, 1000))
+        again = self.begin(tmp_path, 1, "run-2", tick=None)
+        assert StateView(tmp_path).reached(1) == (10e-6, 10e-6)
+        again.tell(3, (NEVER, 20))
+        assert StateView(tmp_path).reached(1) == (10e-6, 20e-6)
+
+    def test_what_was_dropped_is_not_known_and_integers_stay_as_they_are(self, tmp_path: Path) -> None:
+        for number in range(14):
+            batch = self.begin(tmp_path, number, tick=None)
+            batch.before()
+            batch.tell(0, (number, 2 * number))
+        view = StateView(tmp_path)
+        assert not view.dated and view.reached(0) is None
+        assert [view.reached(number) for number in (12, 13)] == [(12, 24), (13, 26)]
+
+    def test_a_join_without_windows_has_none(self, state: Path) -> None:
+        assert StateView(state).reached(1) is None
+
+    def test_on_the_page_of_a_query(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(task_figures.DIRECTORIES, "orders", str(tmp_path))
+        self.begin(tmp_path, 0).tell(0, (5_000_000, NEVER))
+        with wm.Page() as page, Watch(stream=io.StringIO(), page=page) as watch:
+            watch.onQueryProgress(event(0))
+            last = page.board.runs[0].history.last
+        assert last is not None and last.reached == (5.0, None) and last.dated
 
 
 class TestServe:

@@ -81,7 +81,7 @@ def join(
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
-        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install starlette uvicorn`.
     :param options: the algorithm's own.
 
     >>> import pyarrow as pa

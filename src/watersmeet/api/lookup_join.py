@@ -68,7 +68,7 @@ def lookup_join(
     :param spill: where that is; the system's temporary directory unless given.
     :param wait: seconds of silence after which rows that wait for the disk are answered.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
-        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install starlette uvicorn`.
     :param options: the algorithm's own.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})

@@ -50,7 +50,7 @@ def shared_lookup_join(
     :param how: as in `lookup_join`: the same for all streams, or a dict by name; so is `on_miss`.
     :param memory: bytes, or words such as `"64 MiB"`, for all streams together.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
-        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install 'watersmeet[page]'`.
+        a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install starlette uvicorn`.
     :param options: those of `partitioned`.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})

@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     from watersmeet.spark.io.state_view import StateView
 
     view, history = StateView(args.directory), History()
-    title = view.path.absolute().name
+    title = view.title
     view.tell(history)
     if args.report is not None:
         write_runs(args.report, [Run("run-1", title, history, view.extras(), kind="state")])

@@ -22,7 +22,7 @@ class Progress:
     names: tuple[str, ...]
     """What the inputs are called."""
     rows_in: tuple[int, ...]
-    """Rows that reached the operator, one count for each input."""
+    """Rows that reached the operator, one count for each input; none where they are not known."""
     rows_out: int = 0
     """Rows handed to the consumer."""
     first_result_after: float | None = None
@@ -75,7 +75,7 @@ class Progress:
     """What the join has done how often so far, in its own words: flushed, settled, merged."""
 
     def __str__(self) -> str:
-        inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=True))
+        inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=False))
         parts = [
             f"{self.elapsed:.1f} s",
             f"{inputs} rows in",
@@ -109,7 +109,7 @@ class Progress:
         since = "" if first is None else f", the first after {format_seconds(first)}"
         kept = f"{format_bytes(self.memory)} of {format_bytes(self.budget)}"
         rows = [
-            ("in", escape(f"{count:,} rows of {name}")) for name, count in zip(self.names, self.rows_in, strict=True)
+            ("in", escape(f"{count:,} rows of {name}")) for name, count in zip(self.names, self.rows_in, strict=False)
         ]
         rows += [
             ("out", f"<b>{self.rows_out:,}</b> rows{since}"),

@@ -165,6 +165,6 @@ def _needed() -> tuple[Any, Any, Any]:
         from watersmeet.live import app
     except ImportError as error:
         raise WatersmeetError(
-            f"the live page needs {error.name}, which is not installed; install it with pip install 'watersmeet[page]'"
+            f"the live page needs {error.name}, which is not installed; install it with 'pip install starlette uvicorn'"
         ) from error
     return app, uvicorn, secrets

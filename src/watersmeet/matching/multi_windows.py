@@ -29,11 +29,10 @@ from watersmeet.core.windows import FAR
 from watersmeet.matching.found_combinations import InputRows
 from watersmeet.records.bands import BandCodec
 from watersmeet.records.plan import RowPlan
+from watersmeet.records.times import NEVER, times_for_people
 
 MOMENT = 0
 """The first column of every row."""
-NEVER = np.iinfo(np.int64).min
-"""Earlier than any time: of an input that has not told any yet."""
 ALWAYS = 4 * FAR - 1
 """Later than any moment."""
 
@@ -88,6 +87,8 @@ class WindowClock:
         self.closed = [False] * inputs
         self.late = [0] * inputs
         """How many rows of each input came too late."""
+        self.tick = spec.window_units.tick
+        """Nanoseconds of a unit; None if the time columns hold integers, or rows are counted."""
         self._lateness = spec.window_units.lateness
         self._late = spec.window.late
         self._names = spec.names
@@ -134,6 +135,10 @@ class WindowClock:
         """An input has come so far."""
         self.newest[number] = newest
         self.rows[number] = rows
+
+    def reached(self) -> tuple[float | None, ...] | None:
+        """Each input's newest time for people; None where rows count."""
+        return None if self.counted else times_for_people(self.newest, self.tick)
 
     def close(self, closed: Sequence[bool]) -> None:
         """These inputs have ended, and all their rows were worked off."""

@@ -26,6 +26,15 @@ NEVER = np.iinfo(np.int64).min
 """Earlier than any time: of an input that has not told any yet."""
 
 
+def times_for_people(newest: Sequence[int], tick: int | None) -> tuple[float | None, ...]:
+    """Newest times as seconds since 1970, if a unit is `tick` nanoseconds, or as integer columns have them.
+
+    >>> times_for_people([1_500, NEVER], 1_000_000), times_for_people([7], None)
+    ((1.5, None), (7,))
+    """
+    return tuple(None if time == NEVER else time if tick is None else time * tick / 10**9 for time in newest)
+
+
 class WindowCodec(KeyCodec):
     """Hashes of the equalities; a band beside them is checked on the pairs that were found."""
 
@@ -88,7 +97,7 @@ class Timing:
         if not self.counted:
             assert spec.window.time is not None
             self._columns = [spec.input(side).get_field_index(spec.window.time[side]) for side in (0, 1)]
-            self._unit = 1 if spec.tick is None else spec.tick / 1e9
+            self._tick = spec.tick
             dated = not pa.types.is_integer(spec.time_types[0])
             zero = timedelta() if dated else 0
             self._codec = BandCodec(JoinSpec(spec.left, spec.right, (Band(*spec.window.time, zero),)))
@@ -125,10 +134,8 @@ class Timing:
         return times, None if known is not None and known.all() else known
 
     def reached(self, newest: Sequence[int]) -> tuple[float | None, ...] | None:
-        """Newest times for people: seconds since 1970, or the numbers of integer columns; None where rows count."""
-        if self.counted or self._codec.form.biased:
-            return None
-        return tuple(None if time == NEVER else time * self._unit for time in newest)
+        """Newest times for people; None where rows count."""
+        return None if self.counted else times_for_people(newest, self._tick)
 
     def late_before(self, newest: int) -> int:
         """Rows before this time are late, if their input has told `newest` as its newest time."""

@@ -224,3 +224,22 @@ def test_rows_come_back_from_the_disk_as_they_were(name: str, text: pa.DataType)
     )
     assert len(np.unique(left * count + right)) == len(table)
     assert join.events["dumps"] + join.events["flushed"] > 3
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_it_tells_how_far_each_input_has_come(name: str) -> None:
+    join = build_window(spec_of(300), 1 << 20, MemoryStore(), name)
+    join.receive(Arrive(1, rows(1000, 20)))
+    work_off(join)
+    window = join.report().window
+    assert window is not None and window.reached == (None, 1019) and not window.dated
+    counted = build_window(spec_of(wm.rows(10)), 1 << 20, MemoryStore(), name).report().window
+    assert counted is not None and counted.reached is None
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+def test_dates_are_told_in_seconds_since_1970(name: str) -> None:
+    table = pa.table({"k": [1, 2], "t": pa.array([1_700_000_000_000, 1_700_000_002_500], pa.timestamp("ms"))})
+    result = wm.window_join(table, table[:1], on="k", time="t", window="1 min", algorithm=name)
+    result.table()
+    assert result.progress.dated and result.progress.reached == (1_700_000_002.5, 1_700_000_000)

@@ -13,6 +13,7 @@ from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Status
+from watersmeet.core.report import WindowFigures
 from watersmeet.core.spec import Output
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.planner import build_multiway
@@ -157,3 +158,27 @@ def test_progress_tells_late_rows_and_what_is_remembered() -> None:
     result = wm.multijoin(tables, on=ON, window=10, time="t", memory="8 MiB")
     assert result.table().num_rows == 8
     assert result.progress.late == (1, 1, 1) and result.progress.window_rows is not None
+
+
+def test_it_tells_how_far_each_input_has_come() -> None:
+    join = make(parse_many_windows(5, "rsu", time="t"))
+    assert join.report().window == WindowFigures((0, 0, 0), 0, (0.0, 0.0), reached=(None, None, None))
+    feed(join, 0, [10, 30, 20])
+    feed(join, 2, [7])
+    window = join.report().window
+    assert window is not None
+    assert window.late == (1, 0, 0) and window.reached == (30, None, 7) and not window.dated
+    counted = make(ManyWindows((wm.rows(2),) * 3)).report().window
+    assert counted is not None and counted.reached is None
+
+
+def test_times_of_different_units_are_told_in_seconds_since_1970() -> None:
+    clicks, orders, payments = (
+        pa.table({"k": [1], "t": pa.array([second * 10**9 // nanoseconds], pa.timestamp(unit))})
+        for unit, nanoseconds, second in (("s", 10**9, 1_700_000_000), ("ms", 10**6, 1_700_000_001), ("ns", 1, 3))
+    )
+    inputs = {"clicks": clicks, "orders": orders, "payments": payments}
+    on = ["clicks.k = orders.k", "orders.k = payments.k"]
+    result = wm.multijoin(inputs, on=on, time="t", window="1 min", memory="8 MiB")
+    result.table()
+    assert result.progress.dated and result.progress.reached == (1_700_000_000, 1_700_000_001, 3)

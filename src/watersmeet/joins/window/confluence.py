@@ -14,7 +14,7 @@ import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.protocol import Snapshot
-from watersmeet.core.report import Report, WindowFigures
+from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
@@ -143,9 +143,7 @@ class WindowConfluence(Confluence, WindowJoin):
 
     def report(self) -> Report:
         """Where it is, and how late pairs were."""
-        delays = self.delays.plus(self.lateness).median_and_p99()
-        figures = WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed)
-        return replace(super().report(), window=figures)
+        return replace(super().report(), window=self._figures(self.delays.plus(self.lateness)))
 
     # --- snapshots ---
 

@@ -166,9 +166,12 @@ class WindowJoin(ProgressiveJoin):
         return sum(table.rows for table in self.tables)
 
     def report(self) -> Report:
-        delays = self.delays.median_and_p99()
+        return Report(window=self._figures(self.delays))
+
+    def _figures(self, delays: Delays) -> WindowFigures:
         reached, dated = self.timing.reached(self.newest), self.spec.tick is not None
-        return Report(window=WindowFigures(tuple(self.late), self.window_rows, delays, self.delayed, reached, dated))
+        waited = delays.median_and_p99()
+        return WindowFigures(tuple(self.late), self.window_rows, waited, self.delayed, reached, dated)
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:

@@ -132,7 +132,10 @@ class WindowedMJoin(MJoin):
         return sum(table.rows for table in self.tables) + sum(disk.rows for disk in self.disks)
 
     def report(self) -> Report:
-        figures = WindowFigures(tuple(self.late), self.window_rows, self.delays.median_and_p99())
+        clock, delays = self.window_clock, self.delays.median_and_p99()
+        figures = WindowFigures(
+            tuple(self.late), self.window_rows, delays, reached=clock.reached(), dated=clock.tick is not None
+        )
         return Report(window=figures, probing=self.order.figures())
 
     def poll(self, now: float, fuel: int) -> Step:

@@ -8,7 +8,7 @@ const CHARTS = [
   ["results", (run) => run.names.length && run.kind !== "state", resultsChart],
   ["lanes", (run) => run.names.length && run.kind !== "state", lanesChart],
   ["grid", (run) => run.extras.groups, gridPanel],
-  ["inputs", (run) => run.names.length, (run) => new Chart({
+  ["inputs", (run) => run.names.length && run.now?.rows_in.length, (run) => new Chart({
     id: "inputs", title: run.kind === "state" ? "Rows in the state" : "Rows in", note: run.kind === "state" ? "" : "shaded: no row of any input came", series: perInput(run, "in"),
     under: (u, samples) => { if (run.kind !== "state") bands(u, silences(samples, null, run.kind), "silence"); },
   })],
@@ -25,7 +25,7 @@ const CHARTS = [
     series: [{ label: run.kind === "join" ? "on disk now" : "state", colour: "disk", fill: "disk-fill", of: (s) => s.disk ?? 0 }, ...(has("spilled")(run) ? [{ label: "written so far", colour: "disk", dash: [5, 4], width: 1.6, of: (s) => s.spilled ?? 0 }] : [])],
   })],
   ["waits", (run) => run.samples.some((s) => s.waits?.[1] > 0), (run) => new Chart({
-    id: "waits", title: run.now?.lookup ? "Delay of answers" : "How late pairs came", note: "after their later row; both axes of the whole run so far".replace("both axes of ", ""), format: seconds, axis: seconds, log: true,
+    id: "waits", title: run.now?.lookup ? "Delay of answers" : "How late pairs came", note: "after their later row; of the whole run so far", format: seconds, axis: seconds, log: true,
     series: [{ label: "99 in 100 within", colour: "in1", dash: [6, 3], of: of("waits", 1) }, { label: "half within", colour: "in0", of: of("waits", 0) }],
   })],
   ["owing", (run) => run.samples.some((s) => s.owing > 0), () => new Chart({
@@ -170,7 +170,7 @@ function stateTiles({ now, extras }) {
   return [
     tile("batch", "Last batch", big(count(now.batch?.number)), more(`the join took ${seconds(now.batch?.join_seconds)}`)),
     tile("disk", "State", big(bytes(now.on_disk)), more(`${count(groups.length)} groups${slots.size ? ` in ${slots.size} slots` : ""}`)),
-    ...(now.names.length ? [tile("in", "Rows in the state", big(count(now.rows_in.reduce((a, b) => a + b, 0))), more(now.rows_in.map(short).join(" + ")))] : []),
+    ...(now.rows_in.length ? [tile("in", "Rows in the state", big(count(now.rows_in.reduce((a, b) => a + b, 0))), more(now.rows_in.map(short).join(" + ")))] : []),
   ];
 }
 

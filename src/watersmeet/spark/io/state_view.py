@@ -8,22 +8,28 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from pyarrow import fs
 
 from watersmeet.core.errors import SnapshotError, SpecError
 from watersmeet.core.report import BatchFigures
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
+from watersmeet.records.times import times_for_people
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import Routing
 from watersmeet.spark.state.directory import ROWS, batch_of, files_of, manifests, token_of
 from watersmeet.spark.state.files import read_json
 from watersmeet.spark.state.lineage import Lineage, known_runs
+from watersmeet.spark.state.remote import Place, place_of
+from watersmeet.spark.state.watermarks import newest_after
 
+Entry: TypeAlias = "os.DirEntry[str] | fs.FileInfo"
 SIDES = ("left", "right")
 _LOADS_OF = 8
 """Batches whose loads are added up: a slot tells of those in which it had something to do."""
@@ -45,9 +51,10 @@ class GroupView:
 class StateView:
     """What a streaming join on Spark remembers, batch by batch."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if not (self.path / "state.json").is_file():
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        """`place` is a directory, or the address of one that PyArrow reaches."""
+        self.path = place_of(str(place))
+        if not (self.path / "state.json").exists():
             raise SpecError(f"{self.path} is not the state directory of a join: there is no state.json in it")
         self.owner = read_json(self.path / "state.json")
         self._known: dict[tuple[str, str], GroupView] = {}
@@ -56,13 +63,18 @@ class StateView:
         """The last batch of which a history was told."""
         self._began: float | None = None
 
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.path.absolute().name if isinstance(self.path, Path) else self.path.name
+
     def batches(self) -> dict[int, float]:
         """The batches that are known to have begun, and when."""
         found = {}
-        for name in _names(self.path / "batches"):
+        for name, entry in _entries(self.path / "batches").items():
             with suppress(OSError):
                 if name.isdigit():
-                    found[int(name)] = (self.path / "batches" / name).stat().st_mtime
+                    found[int(name)] = _size_and_time(entry)[1]
         return dict(sorted(found.items()))
 
     def tell(self, history: History) -> bool:
@@ -86,9 +98,32 @@ class StateView:
                 for versions in groups.values()
                 if min(versions, default=number + 1) <= number
             ]
-            history.add(_progress(number, held, begun, ended, self._began))
+            progress = _progress(number, held, begun, ended, self._began)
+            history.add(self._with_times(progress, number, lineage))
             self._told, told = number, True
         return told
+
+    def reached(self, batch: int) -> tuple[float | None, ...] | None:
+        """Of a window join, the newest time of each input up to and with a batch, for people; None if not known."""
+        return self._reached(batch, self._lineage())
+
+    @property
+    def dated(self) -> bool:
+        """Whether those are seconds since 1970."""
+        return "tick" in self.owner
+
+    def _reached(self, batch: int, lineage: Lineage) -> tuple[float | None, ...] | None:
+        marks = self.path / "marks"
+        with suppress(SnapshotError):  # it was swept away
+            newest = newest_after(batch, marks, list(_entries(marks)), lineage)
+            return None if newest is None else times_for_people(newest, self.owner.get("tick"))
+        return None
+
+    def _with_times(self, progress: Progress, batch: int, lineage: Lineage) -> Progress:
+        reached = self._reached(batch, lineage)
+        if reached is None:
+            return progress
+        return replace(progress, names=SIDES, reached=reached, dated=self.dated)
 
     def extras(self) -> dict[str, Any]:
         """Groups and slots, what they have to do, what has just moved, and hot keys."""
@@ -120,30 +155,35 @@ class StateView:
         return {"groups": groups, "unit": "seconds", "of": said, "hot": hot, "batch": batch}
 
     def _groups(self) -> list[str]:
-        return [name for name in _names(self.path) if name.startswith("group-")]
+        return [name for name in _entries(self.path) if name.startswith("group-")]
 
     def _lineage(self) -> Lineage:
         return known_runs(self.path / "runs")
 
     def _versions(self, group: str, lineage: Lineage, last: bool = False) -> Iterator[tuple[int, GroupView]]:
-        versions = list(manifests(_names(self.path / group), lineage).items())
+        entries = _entries(self.path / group)
+        versions = list(manifests(list(entries), lineage).items())
         for batch, name in versions[-1:] if last else versions:
             with suppress(OSError, SnapshotError):  # it was swept away
                 if (group, name) not in self._known:
-                    self._known[group, name] = self._view(self.path / group, name)
+                    self._known[group, name] = self._view(self.path / group, name, entries)
                 yield batch, self._known[group, name]
 
     @staticmethod
-    def _view(group: Path, name: str) -> GroupView:
+    def _view(group: Place, name: str, entries: Mapping[str, Entry]) -> GroupView:
         manifest = read_json(group / name)
-        sizes = [(group / each).stat().st_size for each in files_of(manifest) if (group / each).exists()]
+        # A file that was written while the names were listed may not be among them: those of this machine are asked.
+        if isinstance(group, Path):
+            sizes = [(group / each).stat().st_size for each in files_of(manifest) if (group / each).exists()]
+        else:
+            sizes = [_size_and_time(entries[each])[0] for each in files_of(manifest) if each in entries]
         rows = tuple(manifest[ROWS]) if ROWS in manifest else None
-        return GroupView(sum(sizes), rows, (group / name).stat().st_mtime)
+        return GroupView(sum(sizes), rows, _size_and_time(entries[name])[1])
 
     def _routing(self, lineage: Lineage) -> tuple[Routing | None, int]:
         names = [
             name
-            for name in _names(self.path / "routing")
+            for name in _entries(self.path / "routing")
             if name.startswith("routing-") and lineage.answers_for(batch_of(name), token_of(name))
         ]
         for name in sorted(names, key=batch_of, reverse=True):
@@ -152,7 +192,7 @@ class StateView:
         return None, -1
 
     def _loads(self, since: int) -> Iterator[SlotLoad]:
-        for name in _names(self.path / "routing"):
+        for name in _entries(self.path / "routing"):
             if name.startswith("load-") and batch_of(name) >= since:
                 with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
                     yield SlotLoad.from_json(json.loads((self.path / "routing" / name).read_text()))
@@ -172,8 +212,20 @@ def _progress(number: int, held: Sequence[GroupView], begun: float, ended: float
     )
 
 
-def _names(directory: Path) -> list[str]:
+def _entries(directory: Place) -> dict[str, Entry]:
+    """What there is in a directory, by name; nothing if there is none."""
     try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
+        if isinstance(directory, Path):
+            with os.scandir(directory) as found:
+                return dict(sorted((entry.name, entry) for entry in found))
+        return dict(sorted((info.base_name, info) for info in directory.infos()))
     except OSError:
-        return []
+        return {}
+
+
+def _size_and_time(entry: Entry) -> tuple[int, float]:
+    """Of a file: its bytes, and when it was written, in seconds since 1970."""
+    if isinstance(entry, os.DirEntry):
+        status = entry.stat()
+        return status.st_size, status.st_mtime
+    return entry.size or 0, (entry.mtime_ns or 0) / 1e9

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import TracebackType
@@ -26,6 +27,7 @@ from watersmeet.core.report import BatchFigures
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress, format_seconds
 from watersmeet.memory import format_bytes
+from watersmeet.spark.state.remote import is_remote
 from watersmeet.spark.task.figures import DIRECTORIES, figures
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from watersmeet.live.page import Page
     from watersmeet.spark.io.state_view import StateView
 
+Reached = tuple[float | None, ...] | None
 _BAR_WIDTH = 30
 _PATIENCE = 10.0
 """Seconds that the last events of queries that have ended may take to arrive."""
@@ -57,14 +60,27 @@ class Watched:
     """What it was like after each batch."""
     late: dict[str, int] = field(default_factory=dict)
     """Of a window join, by input."""
+    reached: Reached = None
+    """Of a window join: the newest time of each input."""
+    dated: bool = False
+    """Whether those are seconds since 1970."""
     peak: int = 0
     first: float | None = None
     """Seconds from the start of the first batch that was seen until there was a result."""
 
-    def see(self, batch: int, seconds: float, known: Mapping[str, Any], begun: float | None = None) -> None:
+    def see(
+        self,
+        batch: int,
+        seconds: float,
+        known: Mapping[str, Any],
+        begun: float | None = None,
+        times: tuple[Reached, bool] = (None, False),
+    ) -> None:
         """Take a batch's figures; a batch that is repeated counts once.
 
         :param begun: seconds since 1970.
+        :param times: of a window join, where that is known, how far each input has come, and whether in seconds since
+            1970.
         """
         if batch <= self.batch:
             return
@@ -72,6 +88,7 @@ class Watched:
         if self.batch < 0:
             self.history.began = begun
         self.batch, self.seconds = batch, seconds
+        self.reached, self.dated = times
         first = self.history.last is None
         self._add(known)
         if first:  # so that curves begin where the first batch did
@@ -112,6 +129,8 @@ class Watched:
             algorithm="on Spark",
             late=tuple(self.late.get(side, 0) for side in self.rows) if self.late else None,
             window_rows=last.get("state_rows") if self.late else None,
+            reached=self.reached,
+            dated=self.dated,
             delays=max(delays, key=lambda pair: pair[1], default=None),
             batch=BatchFigures(self.batch, self.seconds, (last.get("task_ms") or 0) / 1000),
         )
@@ -187,7 +206,8 @@ class Watch(StreamingQueryListener):
                 if self._over:
                     return
                 watched = self.joins.setdefault((str(progress.runId), name), Watched(name))
-                watched.see(progress.batchId, progress.batchDuration / 1000, known, _begun(progress))
+                times = self._pages.times(name, progress.batchId)
+                watched.see(progress.batchId, progress.batchDuration / 1000, known, _begun(progress), times)
                 self._draw(watched)
                 self._pages.show(watched)
 
@@ -284,15 +304,22 @@ class _Pages:
         if view is not None:
             self._shown[id(watched)].extras = view.extras()
 
+    def times(self, name: str, batch: int) -> tuple[Reached, bool]:
+        """How far the inputs of a window join have come with a batch, if somebody wants to see it."""
+        view = None if self._page is None else self._view(name)
+        return (None, False) if view is None else (view.reached(batch), view.dated)
+
     def _view(self, name: str) -> StateView | None:
         """The join's state, if this machine sees it."""
         from watersmeet.spark.io.state_view import StateView
 
         if self._views.get(name) is None:
-            try:
-                self._views[name] = StateView(DIRECTORIES[name])
-            except (KeyError, WatersmeetError):
-                self._views[name] = None  # a relation, a remote place, or not yet there
+            self._views[name] = None  # a relation, a remote place, or not yet there
+            place = DIRECTORIES.get(name)
+            # To list a remote one after each batch may take longer than the batch: `watersmeet serve` reads those.
+            if place is not None and not is_remote(place):
+                with suppress(WatersmeetError):
+                    self._views[name] = StateView(place)
         return self._views[name]
 
     def close(self) -> None:

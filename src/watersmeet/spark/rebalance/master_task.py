@@ -53,7 +53,7 @@ class MasterTask:
     def routing(self) -> Routing:
         """That of the batch which is at work; settled now, if it has not been."""
         batch, query = current_batch()
-        owner = Owner(self.fingerprint, self.groups, query, "groups")
+        owner = Owner(self.fingerprint, self.groups, query, "groups", self.spec.tick)
         directory = StateDirectory(place_of(self.state), owner, batch, self.retain)
         files = RoutingFiles(directory)
         known = files.current()

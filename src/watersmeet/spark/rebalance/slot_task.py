@@ -80,7 +80,7 @@ class _Slot:
         self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
         place = place_of(task.state)
         batch, query = current_batch()
-        owner = Owner(task.factory.fingerprint, task.groups, query, "groups")
+        owner = Owner(task.factory.fingerprint, task.groups, query, "groups", task.factory.spec.tick)
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)
         self._files = RoutingFiles(self._directory)
         self._routing = self._files.current()

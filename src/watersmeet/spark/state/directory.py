@@ -58,6 +58,8 @@ class Owner:
     query: str
     word: str = "partitions"
     """What the user calls the number of groups."""
+    tick: int | None = None
+    """Of a window join: nanoseconds of a unit of the inputs' times, for people; None if they are integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class StateDirectory:
     def _check_owner(self, owner: Owner) -> None:
         target = self.path / "state.json"
         text = {"format": FORMAT, "join": owner.fingerprint, "groups": owner.groups, "query": owner.query}
+        if owner.tick is not None:
+            text["tick"] = owner.tick
         if not target.exists():
             if self.batch.number > 0:
                 raise SnapshotError(

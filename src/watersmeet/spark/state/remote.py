@@ -86,7 +86,8 @@ class RemotePath:
 
     def exists(self) -> bool:
         """Whether there is a file or directory."""
-        return bool(self.system.get_file_info(self.path).type != fs.FileType.NotFound)
+        with _told(f"look for {self}"):
+            return bool(self.system.get_file_info(self.path).type != fs.FileType.NotFound)
 
     def is_dir(self) -> bool:
         """Whether there is a directory."""
@@ -99,9 +100,13 @@ class RemotePath:
 
     def names(self) -> list[str]:
         """The names in the directory."""
+        return [info.base_name for info in self.infos()]
+
+    def infos(self) -> list[fs.FileInfo]:
+        """What is known of the files in the directory."""
         with _told(f"list {self}"):
-            found = self.system.get_file_info(fs.FileSelector(self.path, allow_not_found=False))
-        return [info.base_name for info in found]
+            found: list[fs.FileInfo] = self.system.get_file_info(fs.FileSelector(self.path, allow_not_found=False))
+        return found
 
     def glob(self, pattern: str) -> list[RemotePath]:
         """Those in the directory whose names match."""

@@ -13,11 +13,11 @@ Both depend on the rows of finished batches alone, so whoever writes them, and h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from watersmeet.spark.state.directory import StateDirectory, batch_of, token_of
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove
-from watersmeet.spark.state.lineage import token
+from watersmeet.spark.state.lineage import Lineage, token
 from watersmeet.spark.state.remote import Place
 
 _MARK = "mark-"
@@ -42,14 +42,12 @@ class Marks:
             return self._nothing
         make_directory(self._path)
         names = names_in(self._path)
-        known = {batch_of(name): name for name in names if name.startswith(_KNOWN) and self._is_valid(name)}
+        known = _known(names, self._lineage)
         base = max((batch for batch in known if batch <= number), default=0)
         newest: list[int] = read_json(self._path / known[base])["newest"] if base else self._nothing
         if base == number:
             return newest
-        for name in names:
-            if name.startswith(_MARK) and base <= batch_of(name) < number and self._is_valid(name):
-                newest = [max(pair) for pair in zip(newest, _times(name), strict=True)]
+        newest = _latest([newest, *_told(names, self._lineage, base, number)])
         whose = self._lineage.token_for(number - 1)
         publish(self._path / f"{_KNOWN}{number}-{whose}", checked_json({"newest": newest}), first_wins=True)
         self._clean(names, base)
@@ -61,20 +59,48 @@ class Marks:
         times = "".join(f".{time}" for time in newest)
         publish(self._path / f"{_MARK}{self._batch.number}-{token(self._batch.run)}-{group:04d}{times}", b"")
 
-    def _is_valid(self, name: str) -> bool:
-        """Whether the run that has finished the last batch that this speaks of is the one that answers for it."""
-        last = batch_of(name) - name.startswith(_KNOWN)
-        return self._lineage.answers_for(last, token_of(name))
-
     def _clean(self, names: Sequence[str], base: int) -> None:
         """Drop marks that have been added up, sums that nobody can go back to, and what is void."""
         oldest = min(base, self._batch.number - self._retain)
         for name in names:
             batch = batch_of(name)
-            needed = batch >= (oldest if name.startswith(_KNOWN) else base) and self._is_valid(name)
+            needed = batch >= (oldest if name.startswith(_KNOWN) else base) and _is_valid(name, self._lineage)
             if not needed and batch >= 0:
                 remove(self._path / name)
 
 
-def _times(name: str) -> list[int]:
-    return [int(time) for time in name.split(".")[1:]]
+def newest_after(batch: int, marks: Place, names: Sequence[str], lineage: Lineage) -> list[int] | None:
+    """For somebody who only looks: the newest time of each input up to and with a batch; None if that is not known.
+
+    :param names: what there is in the directory `marks`.
+    """
+    known = _known(names, lineage)
+    last = max(known, default=0)
+    if batch + 1 in known:
+        found: list[int] = read_json(marks / known[batch + 1])["newest"]
+        return found
+    if batch < last:  # what was known then has been dropped
+        return None
+    before = [read_json(marks / known[last])["newest"]] if last else []
+    return _latest([*before, *_told(names, lineage, last, batch + 1)]) or None
+
+
+def _known(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
+    return {batch_of(name): name for name in names if name.startswith(_KNOWN) and _is_valid(name, lineage)}
+
+
+def _told(names: Iterable[str], lineage: Lineage, first: int, end: int) -> Iterator[list[int]]:
+    """The times of marks of batches from the first to before the end."""
+    for name in names:
+        if name.startswith(_MARK) and first <= batch_of(name) < end and _is_valid(name, lineage):
+            yield [int(time) for time in name.split(".")[1:]]
+
+
+def _latest(times: Iterable[Sequence[int]]) -> list[int]:
+    return [max(of_input) for of_input in zip(*times, strict=True)]
+
+
+def _is_valid(name: str, lineage: Lineage) -> bool:
+    """Whether the run that has finished the last batch that this speaks of is the one that answers for it."""
+    last = batch_of(name) - name.startswith(_KNOWN)
+    return lineage.answers_for(last, token_of(name))

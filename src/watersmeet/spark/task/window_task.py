@@ -58,7 +58,7 @@ class WindowTask:
     def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began, delays = time.monotonic(), Delays(self.times)
         batch, query = current_batch()
-        owner = Owner(self.factory.fingerprint, self.groups, query)
+        owner = Owner(self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick)
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:
             number = self._take(batches, arrivals)
