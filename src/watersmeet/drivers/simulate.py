@@ -2,7 +2,7 @@
 
 ```
   schedule ──▶ heap of (time, priority, sequence, event) ──receive──▶ operator ──Cost──▶ cost model ──seconds──▶ clock
-                 ▲ arrivals · punctuations · ends · stalls · wakes        ▲                                      │
+                 ▲ arrivals · punctuations · ends · stalls                ▲                                      │
                  └────────────── what is due by now comes first ──────────┴──────────────────────────────────────┘
 ```
 The simulated machine does one thing at a time. While it works, rows that arrive wait in the input buffer; when it has
@@ -56,7 +56,6 @@ class Priority(IntEnum):
     END = 2
     STALL = 3
     """Last of what a schedule brings: an arrival at the very end of the wait means that there was no silence."""
-    WAKE = 4
 
 
 def simulate(
@@ -286,7 +285,6 @@ class _Run:
         self._heap: list[tuple[float, Priority, int, Event | int | None]] = []
         self._sequence = count()
         self._silences = iter(silences.tolist())
-        self._wake: float | None = None  # the time of the wake in the heap that counts; older ones are void
         self._open = len(self._inputs)
         self._status = Status.NEED_INPUT
         self._reactive = False
@@ -313,19 +311,18 @@ class _Run:
         while self._open:
             due, priority = self._heap[0][:2]
             if self._reactive and (due > self._clock or priority is Priority.ARRIVE) and self._may_react():
-                self._poll()
-                while self._status is Status.HAS_OUTPUT:  # what one join of a tree found has reached the next
-                    self._poll()
-                self._arm_wake()
+                self._work_off()
                 continue
-            if due > self._clock:
-                self._clock = due
-                for each in self._inputs:
-                    each.excuse(due)
+            # Whatever is due comes first: an operator is woken where a live one would wait for the next row.
+            wake = self._operator.wake_at() if due > self._clock else None
+            if wake is not None and wake < due:
+                self._pass_to(wake)
+                self._work_off(small=True)
+                continue
+            self._pass_to(due)
             if self._settings.online_only and self._open == 1 and priority is Priority.END:
                 return self._finish()
             self._deliver(*heapq.heappop(self._heap))
-            self._arm_wake()
         while self._status is not Status.DONE:
             if self._status is Status.NEED_INPUT:
                 raise ProtocolError("the operator waits for input after the end of all its inputs")
@@ -349,12 +346,12 @@ class _Run:
         if silence is not None:
             self._push(silence + self._settings.wait, Priority.STALL, Stall())
 
-    def _arm_wake(self) -> None:
-        wake = self._operator.wake_at()
-        if wake is not None and wake != self._wake:
-            # Never before now: rows that wait already are older, and come first.
-            self._push(max(wake, self._clock), Priority.WAKE, None)
-        self._wake = wake
+    def _pass_to(self, time: float) -> None:
+        """Nothing is to be done before that time, unless it is over."""
+        if time > self._clock:
+            self._clock = time
+            for each in self._inputs:
+                each.excuse(time)
 
     def _may_react(self) -> bool:
         """Whether there is reactive work, no more rows wait than the operator has the patience for, and more come."""
@@ -373,8 +370,7 @@ class _Run:
     def _deliver(self, _: float, priority: Priority, __: int, event: Event | int | None) -> None:
         """Hand one event to the operator, which is idle, and let it work it off."""
         operator = self._operator
-        if priority is not Priority.WAKE:
-            self._idle_polls = 0
+        self._idle_polls = 0
         if priority is Priority.ARRIVE:
             assert isinstance(event, int)
             self._reactive = False
@@ -386,11 +382,6 @@ class _Run:
                 return
             self._reactive = True
             operator.receive(Stall())
-        elif priority is Priority.WAKE:
-            wake = operator.wake_at()
-            self._wake = None
-            if wake is None or wake > self._clock:
-                return
         else:
             assert isinstance(event, End | Punctuate)
             self._open -= isinstance(event, End)
@@ -398,9 +389,13 @@ class _Run:
             operator.receive(event)
         if operator.phase != self._phase:
             self._sample()
-        self._poll(small=priority is Priority.WAKE)
+        self._work_off()
+
+    def _work_off(self, small: bool = False) -> None:
+        """Poll as long as there is more to come: of a tree, what one join found has then reached the next."""
+        self._poll(small)
         while self._status is Status.HAS_OUTPUT:
-            self._poll(small=priority is Priority.WAKE)
+            self._poll(small)
 
     def _poll(self, small: bool = False) -> None:
         """One step of the operator, charged to the clock."""

@@ -475,9 +475,26 @@ class Confluence(RoomFirst, ProgressiveJoin):
         for each in (side, 1 - side):
             must_settle = each == side or self.debts.keeps_runs_apart(each, self._fan_in)
             if self.debts.owing_runs(each) or (must_settle and self.debts.rows_owe(each)):
+                if self._ends_early(each):
+                    return self._make_room()
                 return self._settle_task(each, "before a flush", urgent=True)
         self._flush(side)
         return None
+
+    def _ends_early(self, side: int) -> bool:
+        """All rows of a side must settle: if more came since a settlement began, it ends with the run at hand.
+
+        The others, and those that came since, then go through the runs together. True if it has ended at once.
+        """
+        settling = self._settling[side]
+        if settling is None or settling.met is not None or not isinstance(settling.debtor, OwingRows):
+            return False
+        if settling.debtor.high == self.tables[side].rows or not settling.cut_short():
+            return False
+        self.events["cut short"] += settling.met is not None
+        if settling.done:
+            self.settled_now(settling)
+        return settling.done
 
     def _victim(self) -> int:
         """Whose rows leave memory: those that would be forgotten, else the larger part."""
@@ -515,9 +532,11 @@ class Confluence(RoomFirst, ProgressiveJoin):
         """A settlement with all runs that are owed, or with those of these names."""
         entries = self.debts.owed(side)
         if names is not None:
-            entries = [entry for entry in self.debts.runs[1 - side] if entry.run.name in names]
-        if isinstance(debtor, OwingRows):
-            entries = [entry for entry in entries if entry.since < debtor.high]
+            named = {entry.run.name: entry for entry in self.debts.runs[1 - side]}
+            entries = [named[name] for name in names]
+        elif isinstance(debtor, OwingRows):
+            # Runs that most rows have yet to meet come first: a settlement that is cut short left them for later.
+            entries = sorted((entry for entry in entries if entry.since < debtor.high), key=lambda entry: entry.since)
         reach, condition = self.codec if isinstance(self.codec, BandKeys) else None, self._condition(side)
         how = self._slice, self.sizing.page_bytes, self._pages, reach, condition
         settlement = Settlement(side, debtor, entries, *how)
@@ -540,6 +559,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         settlement.let_go(all_of_it=self._most_mapped is None)
         if isinstance(debtor, OwingRuns):
             self.debts.runs_settled(debtor.entries)
+        elif settlement.met is not None:
+            assert isinstance(debtor, OwingRows)
+            self.debts.have_met(side, settlement.met, debtor.high)
         else:
             assert isinstance(debtor, OwingRows)
             self.debts.have_settled(side, debtor.high)

@@ -121,6 +121,12 @@ class Debts:
         self.settled[side] = upto
         self.refresh()
 
+    def have_met(self, side: int, entries: Sequence[RunEntry], upto: int) -> None:
+        """Rows in memory before this number do not owe these runs any more, but maybe others."""
+        for entry in entries:
+            entry.since = max(entry.since, upto)
+        self.refresh()
+
     def add(self, side: int, entry: RunEntry) -> None:
         """A run was written."""
         if not self.runs[side]:

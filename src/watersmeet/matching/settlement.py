@@ -25,6 +25,9 @@ What a row looks for is its own hash; or, where values need only be close, all k
 rise with the row's own key (`matching.reach`). Who owes what has nothing to do with it.
 
 A settlement stops at any pair, and goes on where it stopped: rows may arrive meanwhile, for they have higher numbers.
+If it has to end before it has met all runs (see `Settlement.cut_short`), each run that was met by then has its `since`
+raised to the number behind the rows that met it: these owe the other runs as before, and those rows that came later owe
+all of them.
 """
 
 from __future__ import annotations
@@ -301,7 +304,9 @@ class Settlement:
         self._crowds: dict[int, int] = {}
         self._crowd_starts: Int64 = np.empty(0, np.int64)
         self._length = 0
-        self._at = len(self._entries)
+        self._stop = len(self._entries)
+        """Before this one of the runs it ends."""
+        self._at = self._stop
         self._next, self._link, self._near = 0, -1, -1
         self._slice_at = debtor.place()
         self._filled = [0, 0, -1]
@@ -315,7 +320,7 @@ class Settlement:
     @property
     def done(self) -> bool:
         """Whether all pairs were found; some may still wait in the buffer."""
-        return self._at == len(self._entries) and (not self._entries or self.debtor.done)
+        return self._at == self._stop and (not self._stop or self.debtor.done)
 
     @property
     def between(self) -> Between:
@@ -336,18 +341,40 @@ class Settlement:
     @property
     def ends_slice(self) -> bool:
         """Whether all pairs of the slice at hand were found."""
-        return self._at == len(self._entries) and self._length > 0
+        return self._at == self._stop and self._length > 0
+
+    @property
+    def met(self) -> list[RunEntry] | None:
+        """The runs that all rows have met when it was cut short; None: it was not."""
+        return self._entries[: self._stop] if self._stop < len(self._entries) else None
+
+    def cut_short(self) -> bool:
+        """Meet no run after the one at hand, if that leaves each run met by all rows or by none; False if it does not.
+
+        Rows that came since it began then need not wait for the rest of it, only to go through the same runs: all go
+        together. What was done is not done again, as rows do not owe runs that they have met (`Debts.have_met`).
+        """
+        if not isinstance(self.debtor, OwingRows):
+            return False
+        if not self._length:
+            self._at = self._stop = 0  # nothing was done yet
+            return True
+        if self._length < self.debtor.high - self.debtor.low:
+            return False
+        begun = self._next > 0 or self._link >= 0
+        self._stop = min(self._stop, self._at + begun)
+        return True
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
-        if self._at == len(self._entries):
+        if self._at == self._stop:
             self._slice_at = self.debtor.place()
             self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
             self._buffer.owner = self
             self._prepare_slice()
             if self._reading is not None:
                 self.debtor.count_slice(self._length, self._reading.pages, meter)
-            self._begin_run(0 if self._length else len(self._entries))
+            self._begin_run(0 if self._length else self._stop)
             self.found = 0
             meter.probes += self._length
             return max(1, self._length)
@@ -355,7 +382,7 @@ class Settlement:
             self._take_slice_again()
         self._filled = [self._at, self._next, self._link]
         pairs.first = pairs.count = used = 0
-        while used < fuel and pairs.count < pairs.room and self._at < len(self._entries):
+        while used < fuel and pairs.count < pairs.room and self._at < self._stop:
             if self._leaps[self._at]:
                 used += self._leap(pairs, min(fuel - used, self._rows_at_once()), meter)
             else:
@@ -371,7 +398,7 @@ class Settlement:
     def _begin_run(self, number: int) -> None:
         self._at = number
         self._next, self._link, self._near = 0, -1, -1
-        if self._reading is not None and number < len(self._entries):
+        if self._reading is not None and number < self._stop:
             self._reading.begin_run(self._entries[number].run.rows)
 
     def _prepare_slice(self) -> None:
@@ -435,8 +462,8 @@ class Settlement:
 
     def _scan(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Runs are read through, from the one at hand on; returns the fuel that took."""
-        leaps = np.flatnonzero(self._leaps[self._at :])
-        stop = self._at + int(leaps[0]) if len(leaps) else len(self._entries)
+        leaps = np.flatnonzero(self._leaps[self._at : self._stop])
+        stop = self._at + int(leaps[0]) if len(leaps) else self._stop
         most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // self._row_bytes))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
@@ -567,13 +594,14 @@ class Settlement:
             "behind": self.debtor.place(),
             "length": self._length,
             "runs": [entry.run.name for entry in self._entries],
+            "stop": self._stop,
             "place": place,
             "handed_out": handed_out,
         }
 
     def load(self, state: dict[str, Any], pairs: PairBuffer) -> None:
         """Go on where a snapshot was taken; pairs that waited in the buffer wait there again."""
-        self._slice_at, self._length = state["slice"], state["length"]
+        self._slice_at, self._length, self._stop = state["slice"], state["length"], state["stop"]
         self.debtor.go_to(state["behind"])
         self._at, self._next, self._link = state["place"]
         if state["handed_out"] is not None:

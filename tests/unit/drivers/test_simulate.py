@@ -340,6 +340,28 @@ def test_the_operator_is_woken_when_it_asks() -> None:
     assert [time for name, time in join.log if name == "poll"] == [2.5, 3.5], "3.0 is met by the row at that time"
 
 
+def test_an_operator_that_always_wants_to_be_woken_keeps_nobody_waiting() -> None:
+    class Restless(DictJoin):
+        """Has work at any time, a page of 7 ms at each poll."""
+
+        def poll(self, now: float, fuel: int) -> Step:
+            self._now = now
+            step = super().poll(now, fuel)
+            return step if step.cost.inserts or not self._open else replace(step, cost=Cost(pages_read=1, seeks=1))
+
+        def wake_at(self) -> float | None:
+            return self._now
+
+        _now = 0.0
+
+    times = [i / 200 for i in range(400)]
+    join = Restless()
+    schedule = arrivals((times, [1] * 400), (times, [2] * 400))
+    trace = simulate(join, schedule, cost=replace(FREE, random_page=0.007), wait=9, quantum=0)
+    assert sum(name == "poll" for name, _ in join.log) > 200, "it was woken whenever no row waited"
+    assert trace.peak_input_buffer <= 4, "rows wait for one page at most"
+
+
 @given(
     left=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=30),
     right=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=30),

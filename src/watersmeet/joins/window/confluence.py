@@ -217,6 +217,8 @@ class WindowConfluence(Confluence, WindowJoin):
     def _count_delayed(self, settlement: Settlement) -> None:
         """Count rows that had left their own window when they had met the last of what they had to meet."""
         length, came = self.spec.seconds(settlement.side), self._came[settlement.side]
+        if settlement.met is not None:
+            return  # they have yet to meet others
         if length is None or came.first is None or self.now - came.first <= length:
             return
         if isinstance(settlement.debtor, OwingRows):
