@@ -116,12 +116,12 @@ def _joined(session: Any, folder: Path, files: int) -> Any:
 
 
 def _write(place: Path, files: int, seed: int, rows: int = 4_000) -> None:
-    """One key in eight rows is the same; the others follow a power law."""
+    """One row in four has the same key; the keys of the others follow a power law."""
     rng = np.random.default_rng(seed)
     place.mkdir(parents=True)
     began = datetime(2026, 3, 1, tzinfo=UTC)
     for number in range(files):
-        keys = np.where(rng.random(rows) < 0.125, 7, rng.zipf(1.4, rows) % 5_000)
+        keys = np.where(rng.random(rows) < 0.25, 7, rng.zipf(1.4, rows) % 5_000)
         offsets = np.sort(rng.integers(0, 10_000, rows)) + 10_000 * number
         times = [began + timedelta(milliseconds=int(each)) for each in offsets]
         table = pa.table({"ad": keys, "at": pa.array(times, pa.timestamp("us", "UTC")), "value": np.arange(rows)})
