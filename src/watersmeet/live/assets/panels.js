@@ -47,7 +47,7 @@ const CHARTS = [
 ];
 
 /** Seconds between marks of times that rows tell. */
-const SPANS = [0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000, 31536000];
+const SPANS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000, 31536000];
 const BYTE_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 /** The graph of a join of several inputs: how often rows match along each condition, and in which order they are looked up. */
