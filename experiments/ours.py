@@ -32,7 +32,7 @@ much more than their rows do in memory: several are read at once, a seek for nea
 diner-7's results are online, without 97%."""
 _EQUAL = 0.995
 _MOST_ONLINE = 0.95
-_NOT_OF_THE_PAPER = "(ours, not the paper's)"
+NOT_OF_THE_PAPER = "(ours, not the paper's)"
 
 Cells = Mapping[str, Callable[[str], str]]
 """The cases that a claim is about: for each, the name of a join's cell."""
@@ -61,13 +61,13 @@ def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None)
         Claim(
             "confluence-most",
             f"{OURS} has the most results at every time.",
-            _NOT_OF_THE_PAPER,
+            NOT_OF_THE_PAPER,
             lambda results: _most_at_every_time(results, cases, rivals),
         ),
         Claim(
             "confluence-online",
             f"{OURS} has at least {_MOST_ONLINE:.0%} of all results when the last row arrives.",
-            _NOT_OF_THE_PAPER,
+            NOT_OF_THE_PAPER,
             lambda results: _nearly_all_online(results, cases, rivals),
         ),
     ]
@@ -76,7 +76,7 @@ def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None)
             Claim(
                 "confluence-clean-up",
                 f"{OURS}'s clean-up is the shortest.",
-                _NOT_OF_THE_PAPER,
+                NOT_OF_THE_PAPER,
                 lambda results: _shortest_clean_up(results, to_the_end, rivals),
             )
         )
@@ -88,7 +88,7 @@ def cheapest(cases: Cells, rivals: Sequence[str]) -> Claim:
     return Claim(
         "confluence-cheapest",
         f"{OURS} has the lowest cost per result in the end.",
-        _NOT_OF_THE_PAPER,
+        NOT_OF_THE_PAPER,
         lambda results: _cheapest_in_the_end(results, cases, rivals),
     )
 
