@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments import diner_runs as runs
-from experiments.diner_runs import ALL, JOINS
+from experiments.diner_runs import ALL
 from experiments.diner_streams import new_arrivals
 from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict
 from experiments.papers import DINER
@@ -56,7 +56,7 @@ def _panels_of_sizes(results: Results) -> Sequence[Panel]:
     diner = [f"DINER, {point}" for point in _SIZES]
     lines = {
         join: results.sweep([100 * s for s in SIZES], [f"{join}, {p}" for p in _SIZES], "online", over=diner)
-        for join in JOINS[1:]
+        for join in ALL[1:]
     }
     return [Panel("Zipf of skew 1", "the smaller input, % of the larger", "results online, DINER's being 1", lines)]
 
@@ -95,10 +95,7 @@ def _panels_of_gaps(results: Results) -> Sequence[Panel]:
             setting,
             "mean gap, ms",
             "share of all results, online",
-            {
-                join: results.sweep(xs, [f"{join}, {_with_gap(setting, gap)}" for gap in GAPS], "share")
-                for join in JOINS
-            },
+            {join: results.sweep(xs, [f"{join}, {_with_gap(setting, gap)}" for gap in GAPS], "share") for join in ALL},
         )
         for setting in _SETTINGS
     ]
@@ -166,12 +163,13 @@ EXPERIMENTS = [
         {
             f"{join}, {point}": Cell(runs.unequal, join=join, other=size)
             for size, point in zip(SIZES, _SIZES, strict=True)
-            for join in JOINS
+            for join in ALL
         },
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ at every size.", "ahead", runs.ahead(_SIZES)),
             Claim("grows", "DINER's lead over RPJ and HMJ grows as one input shrinks.", "superior as one gets smaller",
                   runs.grows(_SIZES, runs.OF_THE_PAPER)),
+            *runs.of_ours(_SIZES),
         ],
         _panels_of_sizes,
     ),
@@ -201,12 +199,13 @@ EXPERIMENTS = [
             f"{join}, {_with_gap(setting, gap)}": _cell(setting, join, gap)
             for setting in _SETTINGS
             for gap in GAPS
-            for join in JOINS
+            for join in ALL
         },
         [
             Claim("ahead", "DINER is ahead of RPJ and HMJ with either gap.", "ahead", runs.ahead(_GAP_POINTS)),
             Claim("small-buffer", "DINER's input buffer stays within twice MaxNewArr with either gap.", "near 1,000",
                   _all_small),
+            *runs.of_ours(_GAP_POINTS),
         ],
         _panels_of_gaps,
         note=(

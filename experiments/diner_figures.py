@@ -116,6 +116,9 @@ def _by_memory(results: Results) -> Sequence[Panel]:
 # -- figure 13 ---------------------------------------------------------------------------------------------------------
 
 
+_OF_RANGES = ("DINER", "PMJ", OURS)
+
+
 def _far_larger_share(results: Results) -> Verdict:
     holds, told = {}, []
     for data in REAL:
@@ -131,7 +134,7 @@ def _range_curves(results: Results) -> Sequence[Panel]:
             data,
             "% of the transmission",
             "results",
-            {join: results.curve(f"{join}, {data} range", "results") for join in ("DINER", "PMJ")},
+            {join: results.curve(f"{join}, {data} range", "results") for join in _OF_RANGES},
         )
         for data in REAL
     ]
@@ -157,7 +160,7 @@ def _apart_panels(results: Results) -> Sequence[Panel]:
         diner = [f"DINER, {point}" for point in points]
         lines = {
             join: results.sweep(list(xs), [f"{join}, {point}" for point in points], "online", over=diner)
-            for join in RIVALS
+            for join in (*RIVALS, OURS)
         }
         panels.append(Panel(title, f"the other input's {title} is larger by", "results online, DINER's being 1", lines))
     return panels
@@ -252,12 +255,12 @@ EXPERIMENTS = [
         {
             f"{join}, mean +{x}": Cell(runs.apart, join=join, mean=x) if x else Cell(runs.apart, join=join)
             for x in MEANS
-            for join in JOINS
+            for join in ALL
         }
         | {
             f"{join}, variance +{x}": Cell(runs.apart, join=join, variance=x) if x else Cell(runs.apart, join=join)
             for x in VARIANCES
-            for join in JOINS
+            for join in ALL
         },
         [
             Claim(
@@ -279,6 +282,7 @@ EXPERIMENTS = [
                 runs.grows(_APART[1], runs.OF_THE_PAPER),
             ),
             Claim("means-matter-more", "It grows more with the means.", "more evident", _means_matter_more),
+            *runs.of_ours([*_APART[0], *_APART[1][1:]]),
         ],
         _apart_panels,
     ),
@@ -290,7 +294,7 @@ EXPERIMENTS = [
         {
             f"{join}, {data} range": Cell(runs.real, join=join, data=data, width=WIDTHS[data])
             for data in REAL
-            for join in ("DINER", "PMJ")
+            for join in _OF_RANGES
         },
         [
             Claim(
@@ -298,7 +302,8 @@ EXPERIMENTS = [
                 "DINER delivers a far larger share of the results online than PMJ (1.5 times at least).",
                 "a far larger fraction",
                 _far_larger_share,
-            )
+            ),
+            *runs.of_ours([f"{data} range" for data in REAL], rivals=("DINER", "PMJ")),
         ],
         _range_curves,
         key=True,
@@ -309,16 +314,17 @@ EXPERIMENTS = [
         "figure 14",
         "DINER",
         "Results on partly sorted inputs",
-        runs.cells(INTERVALS, lambda join, count: Cell(runs.intervals, join=join, count=count)),
+        runs.cells(INTERVALS, lambda join, count: Cell(runs.intervals, join=join, count=count), ALL),
         [
             Claim(
                 "ahead",
                 "DINER is ahead of RPJ and HMJ at every number of intervals.",
                 "significant",
                 runs.ahead(INTERVALS),
-            )
+            ),
+            *runs.of_ours(INTERVALS),
         ],
-        runs.shares_of_diner("Zipf, sorted, cut and shuffled", "intervals", INTERVALS),
+        runs.shares_of_diner("Zipf, sorted, cut and shuffled", "intervals", INTERVALS, (*RIVALS, OURS)),
     ),
     Experiment(
         "diner-15",

@@ -124,14 +124,16 @@ def to_the_end(point: float | str, cell: Cell) -> dict[str, Cell]:
     return {f"{join} to the end, {point}": Cell(cell.measure, join=join, whole=True, **cell.arguments) for join in ALL}
 
 
-def of_ours(points: Sequence[float | str], whole: Sequence[float | str] = ()) -> list[Claim]:
+def of_ours(
+    points: Sequence[float | str], whole: Sequence[float | str] = (), rivals: Sequence[str] = JOINS
+) -> list[Claim]:
     """What we claim of our own join at these points; of clean-ups, at those of them where joins ran to the end."""
 
     def cell_of(before: str, point: float | str) -> Callable[[str], str]:
         return lambda join: f"{join}{before}, {point}"
 
     ends = {str(point): cell_of(" to the end", point) for point in whole} if whole else None
-    return ours.claims({str(point): cell_of("", point) for point in points}, JOINS, ends)
+    return ours.claims({str(point): cell_of("", point) for point in points}, rivals, ends)
 
 
 def leads(results: Results, points: Sequence[float | str], rivals: Sequence[str] = RIVALS) -> dict[str, float]:

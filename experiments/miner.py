@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from experiments import ours
 from experiments.diner_streams import new_arrivals
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
+from experiments.ours import OURS
 from experiments.papers import DINER, MINER, SEEK, TRANSFER, WAIT
 from experiments.simulated import PAIRS, STORED_BYTES, measured
 from watersmeet.core.errors import BudgetError
@@ -21,6 +23,7 @@ from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.kernels.sorted_runs import ENTRY_BYTES
@@ -144,12 +147,18 @@ def _level(counts: npt.NDArray[np.float64], rows: int) -> float:
     return max(0.0, float((falling[:values].sum() - rows) / values))
 
 
+Joins = Miner | MJoin | ManyConfluence
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def _make(join: str, spec: MultiSpec, memory: int, rows: int, records: int, patience: int) -> Miner | MJoin:
+def _make(join: str, spec: MultiSpec, memory: int, rows: int, records: int, patience: int) -> Joins:
     """A join whose memory holds about so many rows, and the records of all that it will write besides."""
     page = DINER.block_tuples * STORED_BYTES
+    if join == OURS:
+        grain = Grain(page_bytes=page, pairs=PAIRS, records=records)
+        options = ours.options(rows, DINER.block_tuples, DINER.block_bytes)
+        return ManyConfluence(spec, memory, MemoryStore(), grain=grain, **options)
     if join == "MJoin":
         partitions = 1 << max(1, min(4, (rows // 600).bit_length() - 1))
         grain = Grain(partitions=partitions, page_bytes=page, pairs=PAIRS, records=records)
@@ -195,12 +204,21 @@ def _rows_before_spill(join: str, shape: str, inputs: int, memory: int, most: in
     return held
 
 
-def _run(join: str, shape: str, inputs: int, memory: float, scale: float, seed: int, delay: float = 0.0) -> Measured:
+def _run(
+    join: str,
+    shape: str,
+    inputs: int,
+    memory: float,
+    scale: float,
+    seed: int,
+    delay: float = 0.0,
+    whole: bool = False,
+) -> Measured:
     tables = (chain_tables if shape == "chain" else star_tables)(scale, seed, inputs)
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     schedule = arriving(tables, seed, delay)
     rows = max(_LEAST_MEMORY, round(memory * schedule.total_rows))
-    records = _RECORDS * schedule.total_rows
+    records = _RECORDS * schedule.total_rows if join != OURS else ours.records(sum(map(len, spec.attributes)))
     operator = _make(
         join, spec, memory_for(join, shape, inputs, rows, records), rows, records, new_arrivals(scale)
     )  # fmt: skip
@@ -212,7 +230,7 @@ def _run(join: str, shape: str, inputs: int, memory: float, scale: float, seed: 
         wait=WAIT,
         quantum=schedule.end_time / _QUANTA,
         reactive_fuel=_REACTIVE_FUEL,
-        online_only=True,
+        online_only=not whole,
     )
     total = chain_total(tables) if shape == "chain" else star_total(tables)
     found = measured(trace, total)
@@ -223,19 +241,19 @@ def _run(join: str, shape: str, inputs: int, memory: float, scale: float, seed: 
     return Measured({**found.values, **more}, found.curves)
 
 
-def chain(scale: float, seed: int, inputs: int, memory: float) -> Measured:
-    """MINER on the chain."""
-    return _run("MINER", "chain", inputs, memory, scale, seed)
+def chain(scale: float, seed: int, inputs: int, memory: float, join: str = "MINER", whole: bool = False) -> Measured:
+    """The chain; `whole` is with the clean-up."""
+    return _run(join, "chain", inputs, memory, scale, seed, whole=whole)
 
 
-def delayed(scale: float, seed: int, inputs: int, delay: float) -> Measured:
-    """MINER on the chain, with silences."""
-    return _run("MINER", "chain", inputs, DINER.memory_share, scale, seed, delay)
+def delayed(scale: float, seed: int, inputs: int, delay: float, join: str = "MINER") -> Measured:
+    """The chain, with silences."""
+    return _run(join, "chain", inputs, DINER.memory_share, scale, seed, delay)
 
 
-def star(scale: float, seed: int, join: str, inputs: int, memory: float) -> Measured:
-    """Inputs on one attribute."""
-    return _run(join, "star", inputs, memory, scale, seed)
+def star(scale: float, seed: int, join: str, inputs: int, memory: float, whole: bool = False) -> Measured:
+    """Inputs on one attribute; `whole` is with the clean-up."""
+    return _run(join, "star", inputs, memory, scale, seed, whole=whole)
 
 
 # -- what is said of them ----------------------------------------------------------------------------------------------
@@ -318,11 +336,37 @@ def _less_memory(results: Results) -> Verdict:
 
 def _chain_panels(results: Results) -> Sequence[Panel]:
     xs = [100 * memory for memory in MEMORIES]
-    lines = {
-        f"{inputs} inputs": results.sweep(xs, [_label(inputs, memory) for memory in MEMORIES], "share")
-        for inputs in INPUTS
-    }
-    return [Panel("MINER on a chain", "memory, % of the input", "share of all results online", lines)]
+    return [
+        Panel(
+            f"{join} on a chain",
+            "memory, % of the input",
+            "share of all results online",
+            {
+                f"{inputs} inputs": results.sweep(
+                    xs, [_of(join, _label(inputs, memory)) for memory in MEMORIES], "share"
+                )
+                for inputs in INPUTS
+            },
+        )
+        for join in ("MINER", OURS)
+    ]
+
+
+def _of(join: str, point: str) -> str:
+    """A cell of the chain; the paper's own join goes without saying."""
+    return point if join == "MINER" else f"{join}, {point}"
+
+
+def _ours_on_chains(points: Sequence[str]) -> list[Claim]:
+    return ours.claims({point: _cell_of(point) for point in points}, ("MINER",))
+
+
+def _cell_of(point: str) -> Callable[[str], str]:
+    return lambda join: _of(join, point)
+
+
+def _star_cell(point: str) -> Callable[[str], str]:
+    return lambda join: f"{join}, {point}"
 
 
 def _delay_panels(results: Results) -> Sequence[Panel]:
@@ -343,7 +387,7 @@ def _star_panels(results: Results) -> Sequence[Panel]:
         f"{join}, {inputs} inputs": results.sweep(
             xs, [f"{join}, {_label(inputs, memory)}" for memory in MEMORIES], "share"
         )
-        for join in ("MINER", "MJoin")
+        for join in ("MINER", "MJoin", OURS)
         for inputs in (3, 4)
     }
     return [Panel("Inputs on one attribute", "memory, % of the input", "share of all results online", lines)]
@@ -355,7 +399,12 @@ EXPERIMENTS = [
         "figure 20",
         "MINER",
         "Results on a chain of two, three and four inputs, by memory",
-        {_label(inputs, memory): Cell(chain, inputs=inputs, memory=memory) for inputs in INPUTS for memory in MEMORIES},
+        {_label(inputs, memory): Cell(chain, inputs=inputs, memory=memory) for inputs in INPUTS for memory in MEMORIES}
+        | {
+            _of(OURS, _label(inputs, memory)): Cell(chain, inputs=inputs, memory=memory, join=OURS)
+            for inputs in INPUTS
+            for memory in MEMORIES
+        },
         [
             Claim("four-inputs", "Four inputs give most of their results online (within a tenth of the paper's share).",
                   "55% at 5% of memory, more than 80% at 20%", _four_inputs),
@@ -364,6 +413,7 @@ EXPERIMENTS = [
             Claim("near-possible", "MINER finds most (60%) of what the best choice of rows would, by an estimate.",
                   "(not of the paper)", _near_possible),
             Claim("indexes", "The six indexes take less than 2% of the memory.", "120 KB of 8.8 MB", _small_indexes),
+            *_ours_on_chains([_label(inputs, memory) for inputs in INPUTS for memory in MEMORIES]),
         ],
         _chain_panels,
         key=True,
@@ -377,8 +427,16 @@ EXPERIMENTS = [
             f"{inputs} inputs, delay {delay:.0%}": Cell(delayed, inputs=inputs, delay=delay)
             for inputs in INPUTS
             for delay in DELAYS
+        }
+        | {
+            _of(OURS, f"{inputs} inputs, delay {delay:.0%}"): Cell(delayed, inputs=inputs, delay=delay, join=OURS)
+            for inputs in INPUTS
+            for delay in DELAYS
         },
-        [Claim("small-buffer", "The input buffer stays near MaxNewArr: within twice that.", "near 1,000", _buffers)],
+        [
+            Claim("small-buffer", "The input buffer stays near MaxNewArr: within twice that.", "near 1,000", _buffers),
+            *_ours_on_chains([f"{inputs} inputs, delay {delay:.0%}" for inputs in INPUTS for delay in DELAYS]),
+        ],
         _delay_panels,
     ),
     Experiment(
@@ -388,7 +446,7 @@ EXPERIMENTS = [
         "Inputs on one attribute: MINER and MJoin",
         {
             f"{join}, {_label(inputs, memory)}": Cell(star, join=join, inputs=inputs, memory=memory)
-            for join in ("MINER", "MJoin")
+            for join in ("MINER", "MJoin", OURS)
             for inputs in (3, 4)
             for memory in MEMORIES
         },
@@ -397,6 +455,10 @@ EXPERIMENTS = [
             Claim("sixty", "With four inputs and little memory the lead is large (half of the paper's will do).",
                   "60x", _sixty),
             Claim("less-memory", "The less memory, the larger the lead.", "largest in little memory", _less_memory),
+            *ours.claims(
+                {point: _star_cell(point) for point in (_label(i, memory) for i in (3, 4) for memory in MEMORIES)},
+                ("MINER", "MJoin"),
+            ),
         ],
         _star_panels,
         key=True,

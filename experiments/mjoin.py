@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from experiments import ours
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
+from experiments.ours import OURS
 from experiments.papers import MJOIN
 from watersmeet.core.cost import Cost
 from watersmeet.core.multi_spec import MultiSpec
@@ -17,6 +19,7 @@ from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.drivers.trace import Trace
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.sources.schedules import Schedule, poisson
@@ -26,13 +29,24 @@ _KEY = pa.schema({"v": pa.int64()})
 _ON = ["s1.v = s2.v", "s2.v = s3.v", "s1.v = s3.v"]
 POINTS = 60
 AMPLE = 1 << 30
+_PAGE_BYTES, _PAGE_ROWS = 1024, 64
+"""Pages of the cost model, of rows of which only the key is kept."""
+
+
+ALONE: ours.Cells = {"all inputs": lambda join: join}
+"""The one case of an experiment whose cells are named by their joins."""
 
 
 def _spec(names: Sequence[str], on: Sequence[str], schema: pa.Schema = _KEY) -> MultiSpec:
     return MultiSpec.of(dict.fromkeys(names, schema), on, Output.COUNTS)
 
 
-def run(operator: MJoin | JoinTree, schedule: Schedule) -> Trace:
+def confluence(spec: MultiSpec, memory: int, rows: int) -> ManyConfluence:
+    """Our own join, in memory for about so many rows."""
+    return ManyConfluence(spec, memory, MemoryStore(), **ours.options(rows, _PAGE_ROWS, _PAGE_BYTES))
+
+
+def run(operator: MJoin | JoinTree | ManyConfluence, schedule: Schedule) -> Trace:
     """Simulate, a quarter of a second of arrivals at a time."""
     return simulate(operator, schedule, quantum=0.25)
 
@@ -132,8 +146,10 @@ def fluctuating(scale: float, seed: int, plan: str) -> Measured:
     schedule = Schedule(tables, times)
     spec = _spec(("s1", "s2", "s3"), _ON[:2])
     memory = round(sum(rows) * 24)
-    operator: MJoin | JoinTree
-    if plan == "mjoin":
+    operator: MJoin | JoinTree | ManyConfluence
+    if plan == OURS:
+        operator = confluence(spec, memory, sum(rows) // 3)
+    elif plan == "mjoin":
         operator = MJoin(spec, memory, MemoryStore())
     else:
         high = (("s1", "s2"), "s3")
@@ -141,7 +157,12 @@ def fluctuating(scale: float, seed: int, plan: str) -> Measured:
         operator = JoinTree(spec, memory, MemoryStore(), tree=high if plan == "high" else low)
     trace = run(operator, schedule)
     return Measured(
-        {"spilled": float(trace.cost.pages_written), "online": trace.online_share},
+        {
+            "spilled": float(trace.cost.pages_written),
+            "online": trace.online_share,
+            "share": trace.online_share,
+            "after": trace.end - trace.last_arrival,
+        },
         {"results": curve(trace, schedule.end_time)},
     )
 
@@ -241,7 +262,7 @@ EXPERIMENTS = [
         "figure 11",
         _PAPER,
         "Three inputs, one of which is fast, slow and fast again",
-        {plan: Cell(fluctuating, plan=plan) for plan in ("mjoin", "high", "low")},
+        {plan: Cell(fluctuating, plan=plan) for plan in ("mjoin", "high", "low", OURS)},
         [
             Claim(
                 "first-throughout",
@@ -255,8 +276,12 @@ EXPERIMENTS = [
                 "the trees' order follows the rate of S3",
                 _trees_swap,
             ),
+            *ours.claims(ALONE, ("mjoin", "high", "low"), ALONE),
         ],
-        _curves("Results over time", {"mjoin": "MJoin", "high": "tree, S3 at the top", "low": "tree, S3 below"}),  # type: ignore[arg-type]
+        _curves(  # type: ignore[arg-type]
+            "Results over time",
+            {"mjoin": "MJoin", "high": "tree, S3 at the top", "low": "tree, S3 below", OURS: OURS},
+        ),
         key=True,
     ),
     Experiment(

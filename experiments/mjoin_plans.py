@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from experiments.mjoin import AMPLE, curve, run
+from experiments import ours
+from experiments.mjoin import ALONE, AMPLE, confluence, curve, run
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
+from experiments.ours import OURS
 from experiments.papers import MJOIN
 from watersmeet.core.join_tree import Shape
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, Status
 from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.policies.splitting import Estimates, plan
@@ -48,14 +51,20 @@ def stars(scale: float, seed: int, plan: str) -> Measured:
     ]
     schedule = Schedule(tables, times)
     spec = MultiSpec.of({f"s{i + 1}": table.schema for i, table in enumerate(tables)}, _STAR_ON, Output.COUNTS)
-    shape = _BINARY if plan == "binary" else _STARS
-    flush = {"coordinated": "coordinated", "plain": "random", "binary": "auto"}[plan]
-    tree = JoinTree(spec, sum(rows) * _STAR_BYTES, MemoryStore(), tree=shape, flush=flush)
-    trace = run(tree, schedule)
+    memory = sum(rows) * _STAR_BYTES
+    operator: JoinTree | ManyConfluence
+    if plan == OURS:
+        operator = confluence(spec, memory, sum(rows) * 2 // 5)
+    else:
+        shape = _BINARY if plan == "binary" else _STARS
+        flush = {"coordinated": "coordinated", "plain": "random", "binary": "auto"}[plan]
+        operator = JoinTree(spec, memory, MemoryStore(), tree=shape, flush=flush)
+    trace = run(operator, schedule)
     half = trace.results_at(schedule.end_time / 2)
     values_of = {
         "online": float(trace.online), "half": float(half), "total": float(trace.total),
-        "spilled": float(trace.cost.pages_written),
+        "spilled": float(trace.cost.pages_written), "share": trace.online_share,
+        "after": trace.end - trace.last_arrival,
     }  # fmt: skip
     return Measured(values_of, {"results": curve(trace, schedule.end_time)})
 
@@ -169,7 +178,7 @@ def _model_picks(results: Results) -> Verdict:
 
 
 def _star_panels(results: Results) -> Sequence[Panel]:
-    labels = {"coordinated": "MJoins, coordinated", "plain": "MJoins", "binary": "XJoins"}
+    labels = {"coordinated": "MJoins, coordinated", "plain": "MJoins", "binary": "XJoins", OURS: OURS}
     lines = {label: results.curve(cell, "results") for cell, label in labels.items()}
     return [Panel("Two stars in little memory", "seconds", "results", lines)]
 
@@ -189,7 +198,7 @@ EXPERIMENTS = [
         "figure 15, table 2",
         _PAPER,
         "Two stars of three inputs each: coordinated flushing",
-        {name: Cell(stars, plan=name) for name in ("coordinated", "plain", "binary")},
+        {name: Cell(stars, plan=name) for name in ("coordinated", "plain", "binary", OURS)},
         [
             Claim(
                 "coordinated-first",
@@ -198,6 +207,7 @@ EXPERIMENTS = [
                 _coordinated_first,
             ),
             Claim("overflow", "All plans overflow, and find the same.", "memory overflow", _overflows),
+            *ours.claims(ALONE, ("coordinated", "plain", "binary"), ALONE),
         ],
         _star_panels,
         key=True,

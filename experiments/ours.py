@@ -8,6 +8,7 @@ bytes more on a page of hashes. A page of tuples is read if one of them matches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +24,15 @@ _BUFFER_SHARE = 16
 _FAN_IN = 32
 """Runs that become one. A merge of runs takes a seek for nearly every page if memory is small; in the papers' settings
 there are fewer runs of a side than this, so that none takes place."""
+_RUN_BYTES = 512
+"""What is remembered of a run; no paper counts it."""
 _SETTLING = Settling(passes_saved=1 << 40)
 """As usual, but that no row is written before it has settled. On disks that take 10 ms for a seek, runs that owe cost
 much more than their rows do in memory: several are read at once, a seek for nearly every page. With them 58% of
 diner-7's results are online, without 97%."""
 _EQUAL = 0.995
 _MOST_ONLINE = 0.95
-_NOT_OF_THE_PAPER = "(ours, not the paper's)"
+NOT_OF_THE_PAPER = "(ours, not the paper's)"
 
 Cells = Mapping[str, Callable[[str], str]]
 """The cases that a claim is about: for each, the name of a join's cell."""
@@ -37,9 +40,19 @@ Cells = Mapping[str, Callable[[str], str]]
 
 def contestant(machine: Machine) -> Contestant:
     """Confluence on a machine."""
-    at_once = max(1, machine.memory_rows // machine.page_rows // _BUFFER_SHARE)
-    pages = Pages(machine.page_bytes // _HASH_BYTES, machine.page_rows, at_once)
-    return Contestant.of(OURS, "confluence", pages=pages, fan_in=_FAN_IN, settling=_SETTLING)
+    return Contestant.of(OURS, "confluence", **options(machine.memory_rows, machine.page_rows, machine.page_bytes))
+
+
+def options(memory_rows: int, page_rows: int, page_bytes: int) -> dict[str, Any]:
+    """How it is set up with memory for so many rows, on a disk with such pages; of any number of inputs."""
+    at_once = max(1, memory_rows // page_rows // _BUFFER_SHARE)
+    pages = Pages(page_bytes // _HASH_BYTES, page_rows, at_once)
+    return {"pages": pages, "fan_in": _FAN_IN, "settling": _SETTLING}
+
+
+def records(orders: int) -> int:
+    """Bytes to be set aside for what is remembered of runs, where so many are written at each flush."""
+    return 2 * _FAN_IN * orders * _RUN_BYTES
 
 
 def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None) -> list[Claim]:
@@ -48,13 +61,13 @@ def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None)
         Claim(
             "confluence-most",
             f"{OURS} has the most results at every time.",
-            _NOT_OF_THE_PAPER,
+            NOT_OF_THE_PAPER,
             lambda results: _most_at_every_time(results, cases, rivals),
         ),
         Claim(
             "confluence-online",
             f"{OURS} has at least {_MOST_ONLINE:.0%} of all results when the last row arrives.",
-            _NOT_OF_THE_PAPER,
+            NOT_OF_THE_PAPER,
             lambda results: _nearly_all_online(results, cases, rivals),
         ),
     ]
@@ -63,7 +76,7 @@ def claims(cases: Cells, rivals: Sequence[str], to_the_end: Cells | None = None)
             Claim(
                 "confluence-clean-up",
                 f"{OURS}'s clean-up is the shortest.",
-                _NOT_OF_THE_PAPER,
+                NOT_OF_THE_PAPER,
                 lambda results: _shortest_clean_up(results, to_the_end, rivals),
             )
         )
@@ -75,7 +88,7 @@ def cheapest(cases: Cells, rivals: Sequence[str]) -> Claim:
     return Claim(
         "confluence-cheapest",
         f"{OURS} has the lowest cost per result in the end.",
-        _NOT_OF_THE_PAPER,
+        NOT_OF_THE_PAPER,
         lambda results: _cheapest_in_the_end(results, cases, rivals),
     )
 
@@ -84,6 +97,7 @@ def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -
     holds, told = {}, []
     for case, cell in cases.items():
         own = results.curve(cell(OURS), "results")
+        times = 100 * own.x / own.x[-1]
         best = np.max([results.curve(cell(join), "results").y for join in rivals], axis=0)
         leads = np.divide(own.y, best, out=np.full_like(best, np.inf), where=best > 0)
         at = int(leads.argmin())
@@ -92,10 +106,10 @@ def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -
         if not len(behind):
             told.append(f"{case} {leads[at]:.2f}x at least, {leads[-1]:.2f}x in the end")
         elif behind[-1] == len(leads) - 1:
-            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
+            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
         else:
-            first = f"first from {own.x[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
-            told.append(f"{case} {leads[at]:.2f}x at {own.x[at]:.0f}% of the time, {first}")
+            first = f"first from {times[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
+            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {first}")
     verdict = always(f"{OURS} first at all times", holds)
     return Verdict(verdict.holds, f"{verdict.measured}; to the best rival: {'; '.join(told)}")
 

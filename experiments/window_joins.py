@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict
+from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict, always
+from experiments.ours import NOT_OF_THE_PAPER, OURS
 from experiments.papers import WINDOWS
 from experiments.window_runs import run
 
@@ -37,7 +38,7 @@ def _cells(joins: Sequence[str], what: str, values: Sequence[float]) -> dict[str
         "bias": WINDOWS.bias, "slide": WINDOWS.slide, "flush": WINDOWS.flush, "partitions": WINDOWS.partitions,
         "block": WINDOWS.block,
     }  # fmt: skip
-    papers = {"ewj": WINDOWS.ewj, "ah_ewj": WINDOWS.ah_ewj, "rpwj": WINDOWS.ah_ewj}
+    papers = {"ewj": WINDOWS.ewj, "ah_ewj": WINDOWS.ah_ewj, "rpwj": WINDOWS.ah_ewj, OURS: WINDOWS.ah_ewj}
     return {
         f"{join} {value:g}": Cell(
             run, **{"join": join, "rate": papers[join].rate, "memory": papers[join].memory, **usual, what: value}
@@ -55,10 +56,10 @@ _EWJ_RATES = _cells(["ewj"], "rate", WINDOWS.ewj.rates)
 _EWJ_BIAS = _cells(["ewj"], "bias", WINDOWS.biases)
 _SLIDES = _cells(["rpwj"], "slide", WINDOWS.slides)
 _FLUSHES = _cells(["rpwj"], "flush", WINDOWS.flushes)
-_RATES = _cells(BOTH, "rate", WINDOWS.ah_ewj.rates)
+_RATES = _cells((*BOTH, OURS), "rate", WINDOWS.ah_ewj.rates)
 _PARTS = _cells(BOTH, "partitions", WINDOWS.partitionings)
-_BIAS = _cells(BOTH, "bias", WINDOWS.biases)
-_MEMORY = _cells(["ah_ewj"], "memory", WINDOWS.memories)
+_BIAS = _cells((*BOTH, OURS), "bias", WINDOWS.biases)
+_MEMORY = _cells(["ah_ewj", OURS], "memory", WINDOWS.memories)
 _BLOCKS = _cells(BOTH, "block", WINDOWS.memory_blocks)
 
 
@@ -121,6 +122,35 @@ def _hardly_matters(results: Results, join: str) -> Verdict:
     delays = [results.median(cell, "delay") for cell in _of(_BLOCKS, join)]
     change = max(delays) / min(delays) - 1
     return Verdict(change < 0.25, f"delays differ by {change:.0%}")
+
+
+def _ours(points: Sequence[float], rivals: Sequence[str]) -> list[Claim]:
+    """What we claim of our own join, where times are measured and not results."""
+    return [
+        Claim("confluence-delay", f"{OURS}'s pairs are the least late.", NOT_OF_THE_PAPER,
+              partial(_least, points=points, rivals=rivals, value="delay")),
+        Claim("confluence-time", f"{OURS} takes the least time, CPU and disk.", NOT_OF_THE_PAPER,
+              partial(_least, points=points, rivals=rivals, value="total")),
+        Claim("confluence-keeps-up", f"With {OURS} hardly any row waits in the end.", NOT_OF_THE_PAPER,
+              partial(_none_wait, points=points)),
+    ]  # fmt: skip
+
+
+def _least(results: Results, points: Sequence[float], rivals: Sequence[str], value: str) -> Verdict:
+    holds, told = {}, []
+    for point in points:
+        own = results.median(f"{OURS} {point:g}", value)
+        others = {join: results.median(f"{join} {point:g}", value) for join in rivals}
+        holds[f"{point:g}"] = own <= min(others.values())
+        told.append(f"{point:g}: {own:.3g} s, " + ", ".join(f"{join} {found:.3g} s" for join, found in others.items()))
+    verdict = always("least", holds)
+    return Verdict(verdict.holds, f"{verdict.measured}; {'; '.join(told)}")
+
+
+def _none_wait(results: Results, points: Sequence[float]) -> Verdict:
+    backlog = {f"{point:g}": results.median(f"{OURS} {point:g}", "backlog") for point in points}
+    shown = "; ".join(f"{point}: {share:.1%} wait" for point, share in backlog.items())
+    return Verdict(max(backlog.values()) < _KEEPS_UP, shown)
 
 
 def _panels(cells: Mapping[str, Cell], xs: Sequence[float], x: str) -> Callable[[Results], Sequence[Panel]]:
@@ -221,6 +251,7 @@ EXPERIMENTS = [
                   lambda results: _delayed(results, "ah_ewj 1600", 0.002)),
             Claim("rpwj-delayed", "RPWJ's delayed rows grow with the rate.", "sharply beyond 1,000/s",
                   lambda results: _trend(results, _of(_RATES, "rpwj"), "delayed", rises=True, form=".2%")),
+            *_ours(WINDOWS.ah_ewj.rates, BOTH),
         ],
         _panels(_RATES, WINDOWS.ah_ewj.rates, "rows per second"),
         key=True,
@@ -253,6 +284,7 @@ EXPERIMENTS = [
                   lambda results: _trend(results, _of(_BIAS, "rpwj"), "cpu", rises=False)),
             Claim("rpwj-disk-falls", "RPWJ's disk time falls with the bias.", "it falls",
                   lambda results: _trend(results, _of(_BIAS, "rpwj"), "disk", rises=False)),
+            *_ours(WINDOWS.biases, BOTH),
         ],
         _panels(_BIAS, WINDOWS.biases, "bias b"),
         note=_SCALE,
@@ -263,8 +295,9 @@ EXPERIMENTS = [
         PAPER,
         "AH-EWJ: memory",
         _MEMORY,
-        [_falls(value, word, list(_MEMORY), "More memory", "AH-EWJ")
-         for value, word in (("delay", "less delay"), ("cpu", "less CPU time"), ("disk", "less disk time"))],
+        [*(_falls(value, word, _of(_MEMORY, "ah_ewj"), "More memory", "AH-EWJ")
+           for value, word in (("delay", "less delay"), ("cpu", "less CPU time"), ("disk", "less disk time"))),
+         *_ours(WINDOWS.memories, ["ah_ewj"])],
         _panels(_MEMORY, [memory / 1e6 for memory in WINDOWS.memories], "memory, MB"),
         note=_SCALE,
     ),

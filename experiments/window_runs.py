@@ -10,7 +10,9 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from experiments import ours
 from experiments.model import Measured
+from experiments.ours import OURS
 from experiments.papers import WINDOWS, WindowRun
 from watersmeet.core.spec import Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
@@ -18,6 +20,7 @@ from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.window.ah_ewj import AHEWJ, Shares
+from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.joins.window.ewj import EWJ
 from watersmeet.joins.window.rpwj import RPWJ, Stages
 from watersmeet.records.times import WindowCodec, WindowPlan
@@ -31,10 +34,10 @@ _QUANTUM = 1.0
 _PER_SECOND = 1_000_000
 _NEVER = 1e9
 _BUFFERS = 20_000
-_SHARE_OF_ROWS = {"ewj": 0.78, "ah_ewj": 0.78, "rpwj": 0.68}
+_SHARE_OF_ROWS = {"ewj": 0.78, "ah_ewj": 0.78, "rpwj": 0.68, OURS: 1.0}
 """Of the memory; the rest is for buffers, which the thesis counts apart."""
 _INDEX_BYTES = 24
-_ENTRY_BYTES = {"ewj": 0, "ah_ewj": 88, "rpwj": 600}
+_ENTRY_BYTES = {"ewj": 0, "ah_ewj": 88, "rpwj": 600, OURS: 0}
 """What is remembered of a block on disk, or of a run; the thesis takes it to be little."""
 _LEAST_ROWS = 60
 """Of a partition of one side in memory: a smaller scale has fewer partitions."""
@@ -69,8 +72,14 @@ def run(
     together = rows_in_memory / 2 / parts if join == "rpwj" else block_rows
     books = _ENTRY_BYTES[join] * 2 * rate * paper.window * scale / together
     size = int((rows_in_memory * (row_bytes + _INDEX_BYTES) + books) / _SHARE_OF_ROWS[join]) + _BUFFERS
-    operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush)
-    operator.came_at = lambda times: times / _PER_SECOND
+    operator: EWJ | AHEWJ | RPWJ | WindowConfluence
+    if join == OURS:
+        grain = Grain(page_bytes=block_rows * row_bytes, records=ours.records(2))
+        options = ours.options(int(rows_in_memory), block_rows, block)
+        operator = WindowConfluence(spec, size + ours.records(2), MemoryStore(), grain=grain, **options)
+    else:
+        operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush)
+        operator.came_at = lambda times: times / _PER_SECOND
     cost = _cost(paper, scale, rows_in_memory / scale, partitions, operator.sizing.page_bytes / row_bytes)
     schedule = Schedule(tables, [times for _, times in streams])
     # EWJ looks at the disk when its memory is full of fresh rows, and never in a silence.

@@ -13,6 +13,7 @@ from watersmeet.kernels import addressed, combinations, gather
 from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
+from watersmeet.matching.reading import Pages, Reading
 from watersmeet.records.addressed import AddressedRows, Sources, groups, put_back
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
@@ -176,12 +177,22 @@ class SettlingRows:
     whatever the number of runs; in larger ones hashes are looked up by leaps.
     """
 
-    def __init__(self, rows: ManyRows, in_memory: int, sets: Sequence[RunSet], page_bytes: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        rows: ManyRows,
+        in_memory: int,
+        sets: Sequence[RunSet],
+        page_bytes: int,
+        meter: Meter,
+        pages: Pages | None = None,
+    ) -> None:
+        """With `pages`, each page that is read is counted, and each seek."""
         self._rows = rows
         self._in_memory = in_memory
         self._sets = list(sets)
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
         self._meter = meter
+        self._reading = None if pages is None else Reading(pages, kept=pages.at_once)
         self._counts = np.array([each.rows for each in sets], np.int64)
         orders = range(len(rows.table.orders))
         self._addresses = [np.array([each.runs[k].hashes().ctypes.data for each in sets], np.int64) for k in orders]
@@ -229,7 +240,7 @@ class SettlingRows:
             self._turn_to_runs(probe)
         known, in_memory = self._known_of(attribute, probe), found
         while probe.run < len(self._sets) and found < len(out_row):
-            read = self._leap if known.leaps[probe.run] else self._scan
+            read = self._leap if self._reading is not None or known.leaps[probe.run] else self._scan
             found, passed = read(known, attribute, probe, out_probe, out_row, found)
             visited += passed
         if probe.run == len(self._sets):
@@ -273,12 +284,19 @@ class SettlingRows:
         low, high = int(known.lows[probe.run]), int(known.highs[probe.run])
         theirs = self._sets[probe.run].runs[attribute].hashes()[:high]
         start, near, wanted = probe.next, max(low, probe.near), known.hashes.view(np.uint64)
+        if self._reading is not None and probe.near < 0:
+            self._reading.begin_run(self._sets[probe.run].rows)
         found, probe.next, probe.link, probe.near, visited = probe_sorted(
             wanted, wanted, start, len(wanted), probe.link, theirs, near, out_probe, out_row, before
         )
         # Dense merges read all pages of hashes that they pass, sparse ones a page for each row.
         read = min(max(1, probe.next - start), 1 + (probe.near - near) // self._page_hashes)
-        self._meter.pages_read += read
+        if self._reading is None:
+            self._meter.pages_read += read
+        else:
+            self._reading.read_hashes(near, probe.near, max(1, probe.next - start), self._meter)
+            if found > before:
+                self._reading.read_rows(out_row[before:found].astype(np.int64), self._meter)
         self._rows.note_reading(1, min(high - low, self._page_hashes * read), found - before)
         out_row[before:found] += probe.run << 32
         if probe.next == len(known.hashes):

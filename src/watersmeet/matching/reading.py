@@ -33,21 +33,24 @@ class Pages:
 
 
 class Reading:
-    """The way through one run, in pages: a stretch of hashes and one page of rows are at hand, all others are read.
+    """The way through one run, in pages: of hashes a stretch, of rows a page or a few are at hand; all others are read.
 
     Rows lie behind the hashes. The head goes back and forth between them, and each time that it has to find its place
     is a seek; small gaps are read through. Rows are read if they match, whether or not anybody asks for more than
     their number: a join that counts stands for one that hands out rows.
     """
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, kept: int = 1) -> None:
+        """:param kept: pages of rows that are at hand, the last ones that were read"""
         self.pages = pages
+        self._kept = kept
         self.begin_run(0)
 
     def begin_run(self, rows: int) -> None:
         """Of a run of so many rows nothing is at hand, and the head is elsewhere."""
         self._hash_pages = -(-rows // self.pages.hashes)
-        self._hashes_read, self._row_page, self._head = 0, -1, ELSEWHERE
+        self._hashes_read, self._head = 0, ELSEWHERE
+        self._row_pages: Int64 = np.empty(0, np.int64)
 
     def read_hashes(self, low: int, high: int, looked_up: int, meter: Meter) -> None:
         """Hashes from `low` to `high` were passed, by so many look-ups."""
@@ -68,10 +71,10 @@ class Reading:
     def read_rows(self, rows: Int64, meter: Meter) -> None:
         """Some rows were wanted, in any order: their pages are read one after the other."""
         pages = distinct(rows // self.pages.rows)
-        pages = pages[pages != self._row_page]
+        pages = pages[~np.isin(pages, self._row_pages)]
         if len(pages):
             self._read(self._hash_pages + pages, meter)
-            self._row_page = int(pages[-1])
+            self._row_pages = np.concatenate([self._row_pages, pages])[-self._kept :]
 
     def _read(self, pages: Int64, meter: Meter) -> None:
         count_pages(pages, self._head, meter)

@@ -21,6 +21,7 @@ from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTask
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
+from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Slice
 from watersmeet.memory import format_bytes
 from watersmeet.policies.probing import SteadyOrder
@@ -83,6 +84,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     inputs that have ended are not kept once they have settled.
 
     :param settling: when rows settle, and when they wait for others.
+    :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek.
+        Without, work on the disk is counted by bytes.
     :param fan_in: so many runs become one; None: by the memory.
     :param floor: bytes that the buffers through which rows and combinations pass have in all, whatever the budget: a
         few hundred at a time take about as long as some thousands. What a sixteenth of the budget for each kind of
@@ -116,6 +119,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         store: Store,
         *,
         settling: Settling | None = None,
+        pages: Pages | None = None,
         fan_in: int | None = None,
         floor: int = _FLOOR,
         grain: Grain | None = None,
@@ -127,6 +131,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
                 f"least {format_bytes(least)}"
             )
         self._floor = floor
+        self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
         self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
@@ -372,9 +377,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         except BaseException:
             self._remove([run.name for run in runs])
             raise
-        self.meter.pages_written += sum(-(-run.nbytes // self.sizing.page_bytes) for run in runs)
+        self.meter.pages_written += sum(self._pages_of(run.rows, run.nbytes) for run in runs)
         self.meter.seeks += len(runs)
         return tuple(runs)
+
+    def _pages_of(self, rows: int, nbytes: int) -> int:
+        """Pages of so many rows of a run."""
+        return -(-nbytes // self.sizing.page_bytes) if self.pages is None else self.pages.of(rows)
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
@@ -415,9 +424,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         rows = sum(each.rows for each in merge.sets)
         nbytes = sum(run.nbytes for each in merge.sets for run in each.runs) // len(merge.sets[0].runs)
         # All rows are passed twice: for their hashes, then for the rest.
-        pages = -(-passed * nbytes // (2 * rows * self.sizing.page_bytes))
+        pages = -(-passed * self._pages_of(rows, nbytes) // (2 * rows))
         self.meter.pages_read += pages
         self.meter.pages_written += pages
+        if self.pages is not None:
+            self.meter.seeks += -(-pages // self.pages.at_once)
         return max(1, passed)
 
     def merged(self, number: int, merge: SetMerge) -> None:

@@ -104,10 +104,11 @@ class ManySettlement(DrivenTask):
         self._owing = OwingInput(join.inputs[driver], attribute, self.lows[driver], self.highs[driver], sorting)
         self._searched = [
             SettlingRows(
-                rows, self.rows_for(number), rows.disk.sets[: self.sets_for(number)], join.sizing.page_bytes, join.meter
+                rows, self.rows_for(number), rows.disk.sets[: self.sets_for(number)], join.sizing.page_bytes,
+                join.meter, join.pages,
             )
             for number, rows in enumerate(join.inputs)
-        ]
+        ]  # fmt: skip
 
     def rows_for(self, number: int) -> int:
         """How many of the first rows in memory of an input are looked up: those that have settled, or all."""
