@@ -218,10 +218,13 @@ def _run(
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     schedule = arriving(tables, seed, delay)
     rows = max(_LEAST_MEMORY, round(memory * schedule.total_rows))
-    records = _RECORDS * schedule.total_rows if join != OURS else ours.records(sum(map(len, spec.attributes)))
-    operator = _make(
-        join, spec, memory_for(join, shape, inputs, rows, records), rows, records, new_arrivals(scale)
-    )  # fmt: skip
+    records = _RECORDS * schedule.total_rows
+    if join == OURS:
+        records = ours.records(sum(map(len, spec.attributes)))
+        size = memory_for(join, shape, inputs, rows, 0) + records  # what is remembered of runs comes on top
+    else:
+        size = memory_for(join, shape, inputs, rows, records)
+    operator = _make(join, spec, size, rows, records, new_arrivals(scale))
     transfer = DINER.block_bytes * TRANSFER
     trace = simulate(
         operator,
@@ -374,10 +377,17 @@ def _delay_panels(results: Results) -> Sequence[Panel]:
     cells = {inputs: [f"{inputs} inputs, delay {delay:.0%}" for delay in DELAYS] for inputs in INPUTS}
     x = "delay, % of a fragment's time"
     buffers = {f"{inputs} inputs": results.sweep(xs, cells[inputs], "buffer") for inputs in INPUTS}
-    shares = {f"{inputs} inputs": results.sweep(xs, cells[inputs], "share") for inputs in INPUTS}
+    shares = {
+        join: {
+            f"{inputs} inputs": results.sweep(xs, [_of(join, cell) for cell in cells[inputs]], "share")
+            for inputs in INPUTS
+        }
+        for join in ("MINER", OURS)
+    }
     return [
         Panel("input buffer", x, "rows that waited, at most", buffers),
-        Panel("results", x, "share of all results online", shares),
+        Panel("results", x, "share of all results online", shares["MINER"]),
+        Panel(f"results of {OURS}", x, "share of all results online", shares[OURS]),
     ]
 
 

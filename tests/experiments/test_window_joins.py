@@ -55,7 +55,7 @@ def good_values(name: str, join: str, number: float, at: int) -> dict[str, float
             values |= {"disk": 0.1, "backlog": 0.5 * (number >= 300)}
         case "ewj-bias", _:
             values |= {"delay": up, "delayed": up / 100}
-        case "ahewj-slide" | "ahewj-memory", _:
+        case "ahewj-slide" | "ahewj-memory", "rpwj" | "ah_ewj":
             values |= {"delay": down, "disk": down, "cpu": down, "delayed": down / 100}
         case "ahewj-flush", _:
             values |= {"delay": 1 + abs(number - 0.5)}
@@ -67,6 +67,8 @@ def good_values(name: str, join: str, number: float, at: int) -> dict[str, float
             values |= {"delay": down}
         case "ahewj-bias", "rpwj":
             values |= {"delay": 2 * up, "cpu": down, "disk": down}
+        case _, "Confluence":
+            values |= {"delay": 0.5, "total": 0.5}
     return values
 
 
@@ -77,7 +79,7 @@ def bad_values(name: str, join: str, number: float, at: int) -> dict[str, float]
     match name, join:
         case "ewj-bias", _:
             values |= {"delay": down, "delayed": down / 100}
-        case "ahewj-slide" | "ahewj-memory", _:
+        case "ahewj-slide" | "ahewj-memory", "rpwj" | "ah_ewj":
             values |= {"delay": up, "disk": up, "cpu": up, "delayed": up / 100}
         case "ahewj-flush" | "ahewj-block", _:
             values |= {"delay": up}
@@ -89,6 +91,8 @@ def bad_values(name: str, join: str, number: float, at: int) -> dict[str, float]
             values |= {"delay": up}
         case "ahewj-bias", "rpwj":
             values |= {"cpu": up, "disk": up}
+        case _, "Confluence":
+            values |= {"delay": 20.0, "total": 20.0}
     return values
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.protocol import Step
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
@@ -79,9 +80,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     inputs are looked up is MJoin's: the one whose rows match least comes first.
 
     Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the hashes on disk
-    pays for itself (`policies.settling`), and in silences. Where memory is so small that a memory-full is not worth a
-    pass over the disk, rows are written as they are, and settle later, with others. Rows that wait for nothing but
-    inputs that have ended are not kept once they have settled.
+    pays for itself (`policies.settling`), in idle time and in silences. Where memory is so small that a memory-full is
+    not worth a pass over the disk, rows are written as they are, and settle later, with others. Rows that wait for
+    nothing but inputs that have ended are not kept once they have settled.
 
     :param settling: when rows settle, and when they wait for others.
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek.
@@ -163,6 +164,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._written = 0
         self.events: Counter[str] = Counter()
         """What happened how often: settlements and why, flushes, merges."""
+        self._now = 0.0
+        self._idle_share = self._policy.idle_hashes_per_row
+        """Hashes that a row may go through in idle time."""
+        self._idle = False
+        """Whether this poll found nothing to do."""
 
     # --- what rows are kept in ---
 
@@ -218,6 +224,16 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     # --- the protocol ---
 
+    def poll(self, now: float, fuel: int) -> Step:
+        """Work a little, and hand out at most one batch."""
+        self._now = now
+        self._idle = self._task is None and not self.found.waiting and not self._arrivals_wait
+        return super().poll(now, fuel)
+
+    def wake_at(self) -> float | None:
+        """At once, if idle time pays."""
+        return self._now if isinstance(self._task, ManySettlement) or self._idling_pays() else None
+
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
@@ -262,7 +278,17 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return owing > 0 and self._policy.is_worth_it(owing, self._on_disk)
 
     def _next_task(self) -> Any:
-        return self._urgent_task() or super()._next_task()
+        task = self._urgent_task() or super()._next_task()
+        if task is None and self._idle and self._idling_pays():
+            return self._reactive_task()
+        return task
+
+    def _idling_pays(self) -> bool:
+        """Whether rows that owe are enough to settle while there is nothing else to do."""
+        if not self.tables or self._done:
+            return False
+        owing = self.owing
+        return owing > 0 and owing * self._idle_share >= self._on_disk
 
     def _urgent_task(self) -> Any:
         if self._is_due():
@@ -294,7 +320,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return self.owes
 
     def _reactive_task(self) -> Any:
-        return self._settle_task("in a silence") if self.owes else None
+        return self._settle_task("in a silence" if self._stalled else "in idle time") if self.owes else None
 
     def _clean_up_task(self) -> Any:
         return self._settle_task("at the end") if self.owes else None
@@ -318,6 +344,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._owing_on_disk = 0
         for disk in self.disks:
             disk.settle()
+        self._idle_share = self._policy.idle_share(self._idle_share, self._idling_pays())
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""
@@ -451,11 +478,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             "settling": None if aside is None else aside.state(0),
             "full": self.full,
             "written": self._written,
+            "idle_share": self._idle_share,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.epoch, self.settled = state["epoch"], list(state["settled"])
         self.full, self._written = state["full"], state["written"]
+        self._idle_share = state["idle_share"]
         self._count_runs()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
