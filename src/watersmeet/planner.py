@@ -112,11 +112,18 @@ _SHARD_MEMORY = 8 << 20
 
 
 def build_for_threads(
-    spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", threads: int = 1, **options: Any
+    spec: JoinSpec,
+    memory: int,
+    store: Store,
+    algorithm: str = "auto",
+    threads: int = 1,
+    stays: tuple[bool, bool] = (False, False),
+    **options: Any,
 ) -> ProgressiveJoin | Sharded:
     """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
 
-    Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`.
+    Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`,
+    and `joins.sharded` for inputs that stay in memory anyway: their rows are not copied.
     """
     chosen, reason = choose(spec, algorithm)
     shards = min(threads, memory // _SHARD_MEMORY) if chosen.name == "confluence" and spec.band is None else 1
@@ -124,7 +131,7 @@ def build_for_threads(
         return build(spec, memory, store, algorithm, **options)
     from watersmeet.joins.sharded import Sharded
 
-    operator = Sharded(spec, memory, store, shards=shards, **options)
+    operator = Sharded(spec, memory, store, shards=shards, stays=stays, **options)
     operator.reason = reason
     return operator
 

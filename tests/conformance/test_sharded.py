@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,10 @@ from watersmeet.checks import ConformanceError, check_determinism, conform, make
 from watersmeet.joins.shard import Shard
 from watersmeet.joins.sharded import Sharded
 from watersmeet.memory import PooledBudget, Share
-from watersmeet.records.split import Piece, Splitter
+from watersmeet.records import split
+from watersmeet.records.plan import RowPlan
+from watersmeet.records.split import Piece, Portion, Splitter
+from watersmeet.tables.shared_memtable import SharedMemtable
 
 CASES = 100
 PROMPT = 0.004
@@ -30,12 +34,40 @@ class Watched(Sharded):
         super().close()
 
 
+COPIED, SHARED = (False, False), (True, True)
+real_place = SharedMemtable._place
+
+
+@pytest.fixture
+def stays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
+    """Of which inputs batches stay; even single rows are then not copied, unless nested or of a snapshot."""
+    monkeypatch.setattr(split, "_LEAST_SHARED", 1)
+    monkeypatch.setattr(RowPlan, "as_they_are", True)
+    monkeypatch.setattr(SharedMemtable, "_place", counted_place)
+    chosen: tuple[bool, bool] = request.param
+    return chosen
+
+
+def counted_place(table: SharedMemtable, columns: list[Any], count: int) -> None:
+    real_place(table, columns, count)
+    Watched.seen["rows copied" if split.portion_of(columns) is None else "rows shared"] += count
+
+
 @pytest.mark.parametrize("delay", [None, PROMPT], ids=["usual", "delay"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 8])
-def test_every_pair_exactly_once_in_any_order(shards: int, delay: float | None) -> None:
+@pytest.mark.parametrize(
+    ("shards", "stays"),
+    [(1, COPIED), (2, COPIED), (2, SHARED), (3, (True, False)), (8, SHARED)],
+    indirect=["stays"],
+    ids=["1", "2-copied", "2-shared", "3-left shared", "8-shared"],
+)
+def test_every_pair_exactly_once_in_any_order(shards: int, delay: float | None, stays: tuple[bool, bool]) -> None:
     Watched.seen = Counter()
-    summary = conform(Watched, cases=CASES, seed=9_000 + shards, shards=shards, order=shards, delay=delay)
+    seed = 9_000 + shards + 100 * sum(stays)
+    summary = conform(Watched, cases=CASES, seed=seed, shards=shards, order=shards, delay=delay, stays=stays)
     print(summary, Watched.seen)
+    assert Watched.seen["rows copied"] > 0, "after a snapshot all are"
+    assert Watched.seen["rows shared"] > 10 * CASES * sum(stays) or not any(stays)
+    assert Watched.seen["rows shared"] == 0 or any(stays)
     assert summary.restored >= CASES // 10
     assert {"settled before a flush", "settled in a silence", "settled at the end", "flushed"} <= set(+Watched.seen)
     assert shards == 1 or Watched.seen["cases with rows in several shards"] > CASES // 2
@@ -106,6 +138,14 @@ def silence_for_one(shard: Any) -> None:
     real_take_mail(shard)
 
 
+def in_each_others_place(portion: Portion, pieces: Sequence[Piece]) -> None:
+    """Each row is looked for where the next one is."""
+    real_portion(portion, pieces)
+    if len(pieces) == 1:
+        portion.places = np.roll(portion.places, 1)
+
+
+real_portion = Portion.__init__
 real_split, real_draw, real_give_back = Splitter.split, PooledBudget.draw, Share.give_back
 real_take_mail = Shard.take_mail
 
@@ -114,6 +154,7 @@ MUTANTS: dict[str, tuple[type[Any], str, Any, str]] = {
     "rows go to all shards": (Splitter, "split", rows_to_all, r"lost 0 and invented or repeated [1-9]|counted"),
     "what was drawn can be drawn again": (PooledBudget, "draw", drawn_twice, "AssertionError"),
     "what was given back is kept": (Share, "give_back", given_and_kept, "AssertionError"),
+    "rows are in each other's place": (Portion, "__init__", in_each_others_place, r"lost [1-9]|fail"),
     "ends are not told": (Shard, "take_mail", silence_for_one, "does nothing|is not done|needs input"),
 }
 
@@ -121,6 +162,7 @@ MUTANTS: dict[str, tuple[type[Any], str, Any, str]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, rule, broken, sentence = MUTANTS[mutant]
+    monkeypatch.setattr(split, "_LEAST_SHARED", 1)
     monkeypatch.setattr(owner, rule, broken)
     with pytest.raises(ConformanceError, match=sentence):
         run_many()
@@ -128,4 +170,4 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_many() -> None:
     for seed in range(200):
-        run_case(Sharded, make_case(seed, Sharded, shards=2), shards=2)
+        run_case(Sharded, make_case(seed, Sharded, shards=2), shards=2, stays=SHARED)

@@ -71,10 +71,11 @@ def join(
     :param delay: how long a pair may wait after its later row came, such as `"1 s"`; what cannot be held is told by
         `progress.lateness`. Without it, pairs whose rows were not in memory together wait until enough rows do, for a
         silence, or until memory is full. Only `"confluence"`, the default, bounds it.
-    :param threads: how many work at the join, your own among them; all processors unless given. Rows are divided among
-        them by their keys, and what one has no use for of the memory the others can have. Unless given, there is one
-        for tables of few rows; below 8 MiB of memory for each, there are fewer. Only `"confluence"` uses more than one,
-        and only for equal keys.
+    :param threads: how many work at the join, your own among them. Rows are divided among them by their keys, and what
+        one has no use for of the memory the others can have; below 8 MiB of memory for each, there are fewer. Unless
+        given, there is one for each processor if both inputs are tables or frames, unless of few rows; and else one:
+        rows of files and streams have to be copied for several, which took as long as they saved. Only `"confluence"`
+        uses more than one, and only for equal keys.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
@@ -111,7 +112,7 @@ def join(
     def make(spec: JoinSpec, rest: int, store: FileStore) -> LiveOperator:
         from watersmeet import planner
 
-        return planner.build_for_threads(spec, rest, store, algorithm, workers, **options)
+        return planner.build_for_threads(spec, rest, store, algorithm, workers, stays, **options)
 
     def chosen(spec: JoinSpec) -> Choice:
         from watersmeet.planner import choose
@@ -121,6 +122,7 @@ def join(
 
     sources = open_sources(zip(called, (left, right), strict=True))
     promises = (promises_of(sources[0]), promises_of(sources[1]))
+    stays = stays_in_memory(sources[0]), stays_in_memory(sources[1])
     workers = threads or usual_threads(sources)
     told = Told("join", described(on), how)
     return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen, threads=workers))
@@ -150,9 +152,15 @@ def check_threads(threads: int | None, algorithm: str) -> None:
 
 
 def usual_threads(sources: Sequence[Source]) -> int:
-    """How many threads a join uses that is not told: all processors, unless it is known that there is little to do."""
-    known = [getattr(source, "known_rows", None) for source in sources]
-    return 1 if sum(FEW_ROWS if rows is None else rows for rows in known) < FEW_ROWS else cores()
+    """How many threads a join uses that is not told: all processors if they have nothing to copy and enough to do."""
+    known = [getattr(source, "known_rows", None) or 0 for source in sources]
+    return cores() if all(map(stays_in_memory, sources)) and sum(known) >= FEW_ROWS else 1
+
+
+def stays_in_memory(source: Source) -> bool:
+    """Whether a source's rows are in memory whole, whatever becomes of its batches."""
+    stays: bool = getattr(source, "stays", False)
+    return stays
 
 
 def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def add_join_parser(commands: Any) -> Parser:
     _add_inputs(parser)
     parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
     parser.add_argument("--delay", metavar="SPAN", help="how long a pair may wait, such as 1s (default: no bound)")
-    parser.add_argument("--threads", type=int, metavar="N", help="how many work at the join (default: all processors)")
+    parser.add_argument("--threads", type=int, metavar="N", help="how many work at the join (default: one)")
     parser.add_argument(
         "--engine",
         choices=("local", "spark"),

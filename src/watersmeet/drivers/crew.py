@@ -66,7 +66,7 @@ class Shards(Protocol):
     result_bytes: int
     """How many bytes of results may wait to be taken."""
     outstanding: list[int]
-    """Rows of each input that were received, and that not all shards have copied."""
+    """Rows of each input that were received, and that not all shards have taken."""
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -123,7 +123,7 @@ class Crew:
 
     @property
     def outstanding(self) -> list[int]:
-        """Rows of each input that were received, and that not all shards have copied."""
+        """Rows of each input that were received, and that not all shards have taken."""
         return self._operator.outstanding
 
     @property

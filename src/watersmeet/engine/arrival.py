@@ -10,7 +10,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.engine import shell as frame
 from watersmeet.engine.shell import Arriving
 from watersmeet.matching.lookup import Lookup
-from watersmeet.records.plan import BatchRows, TableRows
+from watersmeet.records.plan import Rows, TableRows
 
 if TYPE_CHECKING:
     from watersmeet.engine.two_way import ProgressiveJoin
@@ -84,9 +84,9 @@ class Arrival(Arriving):
             rows = table.append(hashes, parts, columns, join.ticks(count))
             join.meter.inserts += count
             join.rows_kept(self.input, parts)
-            source: TableRows | BatchRows = TableRows(table, rows)
+            source: Rows = TableRows(table, rows)
         else:
-            source = BatchRows(columns)
+            source = join.loose_rows(columns)
         self.lookup = join.arrival_lookup(self.input, hashes, parts, columns, source)
 
     def finish(self) -> None:
@@ -106,6 +106,6 @@ class Arrival(Arriving):
         count, self.kept = state["rows"], state["kept"]
         hashes, parts, columns = self.piece(count)
         self.next = count
-        source: TableRows | BatchRows = BatchRows(columns)
+        source = self._join.loose_rows(columns)
         self.lookup = self._join.arrival_lookup(self.input, hashes, parts, columns, source)
         self.lookup.resume(self._join.pairs, state["place"])

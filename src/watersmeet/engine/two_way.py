@@ -19,7 +19,7 @@ from watersmeet.engine.snapshot import Saver, check_snapshot
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.plan import BatchRows, RowPlan, TableRows
+from watersmeet.records.plan import BatchRows, RowPlan, Rows
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, SideTable, row_bytes
 
@@ -86,12 +86,14 @@ class ProgressiveJoin(JoinFrame[Task]):
     def _make_pairs(self) -> PairBuffer:
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs)
 
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """The look-up of rows that arrived on one side in the memory of the other."""
         other = self.tables[1 - side]
         return Lookup(Probe(hashes, parts), other, Between(side, source, other))
+
+    def loose_rows(self, columns: list[pa.Array]) -> Rows:
+        """Rows that are in no table, by their places among those that arrive."""
+        return BatchRows(columns)
 
     def check(self) -> None:
         """Assert the invariants."""

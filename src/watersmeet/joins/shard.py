@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -12,9 +14,22 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.shell import Arriving
 from watersmeet.joins.confluence import Confluence
 from watersmeet.memory import Budget, Share
+from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.split import Piece, Shared, SplitCodec, SplitIntake, SplitPlan
+from watersmeet.records.plan import Rows
+from watersmeet.records.split import (
+    Piece,
+    Portion,
+    PortionRows,
+    Shared,
+    Shelf,
+    SplitCodec,
+    SplitIntake,
+    SplitPlan,
+    portion_of,
+)
 from watersmeet.spill.store import Store
+from watersmeet.tables.shared_memtable import SharedMemtable
 
 Mail: TypeAlias = "tuple[int, Piece] | Stall | End | None"
 """Rows of an input, an event, or the end of a silence."""
@@ -31,8 +46,11 @@ class Shard(Confluence):
     budget: Share
     _intakes: tuple[SplitIntake, ...]
 
-    def __init__(self, spec: JoinSpec, memory: int, store: Store, *, share: Share, **options: Any) -> None:
+    def __init__(
+        self, spec: JoinSpec, memory: int, store: Store, *, share: Share, shelves: Sequence[Shelf], **options: Any
+    ) -> None:
         self._share = share
+        self._shelves = shelves
         self.mail: deque[Mail] = deque()
         self.status = Status.NEED_INPUT
         """What the last run left."""
@@ -50,8 +68,23 @@ class Shard(Confluence):
     def _make_plans(self) -> tuple[SplitPlan, SplitPlan]:
         return SplitPlan(self.spec, 0, self.codec.exact), SplitPlan(self.spec, 1, self.codec.exact)
 
+    def _make_table(self, side: int) -> Any:
+        types, name, shelf = self.plans[side].types, self.spec.names[side], self._shelves[side]
+        return SharedMemtable(types, self.budget, self.sizing.layout, name, shelf=shelf)
+
+    def loose_rows(self, columns: list[pa.Array]) -> Rows:
+        portion = portion_of(columns)
+        return super().loose_rows(columns) if portion is None else PortionRows(portion)
+
     def waiting_schema(self, number: int) -> pa.Schema:
         return self.plans[number].schema
+
+    def waiting(self, number: int) -> list[Received]:
+        """Rows that lie in batches of others are copied for a snapshot."""
+        return [
+            replace(each, batch=each.batch.copied(self.plans[number])) if isinstance(each.batch, Portion) else each
+            for each in super().waiting(number)
+        ]
 
     @property
     def join(self) -> Shard:
@@ -116,12 +149,12 @@ class Shard(Confluence):
         self._starved_at = share.pool.given
         return False
 
-    def copied(self, number: int) -> deque[Shared]:
-        """Batches of an input of which this shard has copied what was its own."""
-        return self._intakes[number].copied
+    def taken(self, number: int) -> deque[Shared]:
+        """Batches of an input of which this shard has taken what was its own."""
+        return self._intakes[number].taken
 
-    def copy_pieces(self) -> None:
-        """Copy all that waits, however much it is."""
+    def take_pieces(self) -> None:
+        """Take all that waits, however much it is."""
         self.take_mail()
         for intake in self._intakes:
             intake.waiting()

@@ -50,6 +50,8 @@ class Sharded(PlainOperator):
 
     :param shards: how many.
     :param order: in which order `poll` runs shards: one after the other, or as if by chance, from a seed.
+    :param stays: of which inputs batches stay in memory whatever becomes of them here, because they are parts of a
+        table; shards do not copy their rows (`records.split`).
 
     Other options are those of `Confluence`.
 
@@ -72,7 +74,15 @@ class Sharded(PlainOperator):
     joins_ranges: ClassVar[bool] = False
 
     def __init__(
-        self, spec: JoinSpec, memory: int, store: Store, *, shards: int = 2, order: int | None = None, **options: Any
+        self,
+        spec: JoinSpec,
+        memory: int,
+        store: Store,
+        *,
+        shards: int = 2,
+        order: int | None = None,
+        stays: tuple[bool, bool] = (False, False),
+        **options: Any,
     ) -> None:
         self.refuse_unfit(spec)
         if shards < 1:
@@ -92,18 +102,26 @@ class Sharded(PlainOperator):
         self.budget.beside.reservation("results").grow(self.result_bytes)
         self._pieces = self.budget.beside.reservation("rows on their way")
         codec = KeyCodec(spec)
-        self._splitters = [Splitter(spec, side, codec, shards) for side in (0, 1)]
+        self._splitters = [Splitter(spec, side, codec, shards, stays[side]) for side in (0, 1)]
+        shelves = [splitter.shelf for splitter in self._splitters]
         # What a join has in any memory, all of its shards have together.
         options.setdefault("floor", FLOOR // shards)
         self.shards = [
-            Shard(spec, self.budget.fair, SharedStore(store, member_prefix(number)), share=share, **options)
+            Shard(
+                spec,
+                self.budget.fair,
+                SharedStore(store, member_prefix(number)),
+                share=share,
+                shelves=shelves,
+                **options,
+            )
             for number, share in enumerate(self.budget.shares)
         ]
         self.beyond = sum(shard.beyond for shard in self.shards)
         self._received: deque[Arrive | Stall | End] = deque()
         """What no shard has been told yet."""
         self.outstanding = [0, 0]
-        """Rows of each input that were received, and that not all shards have copied."""
+        """Rows of each input that were received, and that not all shards have taken."""
         self._numbered = [0, 0]
         self._ended = [False, False]
         self._known_schemas = [spec.input(side) for side in (0, 1)]
@@ -216,12 +234,12 @@ class Sharded(PlainOperator):
                 shard.mail.append((number, piece))
 
     def _let_go(self) -> None:
-        """Forget batches that all shards have copied."""
+        """Forget batches that all shards have taken."""
         for shard in self.shards:
             for number in (0, 1):
-                copied = shard.copied(number)
-                while copied:
-                    batch = copied.popleft()
+                taken = shard.taken(number)
+                while taken:
+                    batch = taken.popleft()
                     batch.left -= 1
                     if not batch.left:
                         self._done_with(number, batch.rows)
@@ -336,7 +354,7 @@ class Sharded(PlainOperator):
         while True:
             self.hand_on()
             for shard in self.shards:
-                shard.copy_pieces()
+                shard.take_pieces()
             if not self._received:
                 break
         self.hand_on()

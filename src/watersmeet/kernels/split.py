@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from watersmeet.core.arrays import Bool, Int64
-from watersmeet.kernels.compile import inlined, kernel
+from watersmeet.core.arrays import Bool, Int64, Numbers
+from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 _LOW = 0xFFFFFFFF
+_AHEAD = 24
 
 
 @inlined
@@ -39,3 +40,13 @@ def split(hashes: Int64, valid: Bool, shards: int, stops: Int64, out_rows: Int64
             places[shard] = at + 1
     for k in range(shards):
         stops[k] = places[k]
+
+
+@kernel
+def locate(rows: Numbers, places: Int64, out: Int64) -> None:
+    """Where some rows are, of which a table knows the places."""
+    count = rows.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            prefetch(places, rows[i + _AHEAD])
+        out[i] = places[rows[i]]

@@ -73,7 +73,9 @@ _RANGE_BYTES = 52
 """Of a row that looks for a range: hash, number, mark, both ends, and what these are put together from."""
 _LEAST_PART = 64
 _EVERYTHING = 1 << 62
-_MOST_MAPPED = 8 << 20
+_AROUND = 64 << 10
+"""Bytes that the system maps around what is read."""
+_MOST_MAPPED = 2 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 
@@ -313,6 +315,9 @@ class Settlement:
         self._kept = 0
         self.found = 0
         """Pairs of the slice at hand so far."""
+        self._owing_runs = [entry.run for entry in debtor.entries] if isinstance(debtor, OwingRuns) else []
+        owing_rows = sum(run.rows for run in self._owing_runs)
+        self._owing_row_bytes = sum(run.nbytes for run in self._owing_runs) // max(1, owing_rows)
         self._resident = 0
         self.most_mapped = _MOST_MAPPED
         """Bytes of runs that are mapped until all are let go."""
@@ -393,6 +398,8 @@ class Settlement:
             pairs.filter(self._holds.holds(pairs.probes[: pairs.count], self._all, pairs.rows[: pairs.count]))
         self._kept = pairs.count
         self.found += pairs.count
+        # Rows that settle may lie in runs, too; with each that is read the system maps what lies around it.
+        self._resident += min(pairs.count * _AROUND, self._length * self._owing_row_bytes)
         return max(1, used)
 
     def _begin_run(self, number: int) -> None:
@@ -579,7 +586,7 @@ class Settlement:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
         if all_of_it or self._resident > self.most_mapped:
             self._resident = 0
-            let_go(self._runs)
+            let_go([*self._runs, *self._owing_runs])
 
     def to_state(self, pairs: PairBuffer | None) -> dict[str, Any]:
         """For a snapshot; with `pairs` if those in the buffer are this settlement's."""

@@ -88,6 +88,10 @@ class AddressedRows(ABC):
         """Make sure that rows which are about to be read where they lie are what was written; in memory they are."""
         return
 
+    def located(self, rows: Numbers) -> Numbers:
+        """The numbers by which kernels find rows in the sources; their own, unless somebody says where each is."""
+        return rows
+
     def gather(self, column: int, rows: Numbers) -> pa.Array:
         """One column's values for some rows."""
         return self.gather_all((column,), rows)[0]
@@ -100,17 +104,17 @@ class AddressedRows(ABC):
         count = len(rows)
         if not count:
             return [pa.nulls(0, type_) for type_ in picture.types]
-        sources = self.sources
+        sources, places = self.sources, self.located(rows)
         layout = picture.layout(count, [self.may_be_null(column) for column in columns])
         buffer = self._allocate(layout.fixed_bytes)
         layout.place(buffer.address)
         if picture.strings:
-            kernels.measure(sources, self.widths, picture.columns, rows, layout.firsts, layout.sizes)
+            kernels.measure(sources, self.widths, picture.columns, places, layout.firsts, layout.sizes)
             strings = self._allocate(layout.place_strings())
             layout.place_bytes(strings.address)
         else:
             strings = None
-        kernels.gather(sources, self.widths, picture.columns, rows, layout.out, layout.nulls)
+        kernels.gather(sources, self.widths, picture.columns, places, layout.out, layout.nulls)
         others = {k: self.other(columns[k], rows) for k in picture.others}
         return [
             others[k] if k in others else layout.array(k, buffer, strings)
@@ -131,7 +135,7 @@ class AddressedRows(ABC):
         elif width == kernels.OTHER:
             widths += self.other_width(column, rows)
         else:
-            kernels.widen(self.sources, self.widths, np.array([column], np.int32), rows, widths)
+            kernels.widen(self.sources, self.widths, np.array([column], np.int32), self.located(rows), widths)
 
 
 class Layout:

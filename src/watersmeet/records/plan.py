@@ -76,6 +76,11 @@ class RowPlan:
         """Which columns of the input are kept, in the order in which they are."""
         return tuple(self._sources)
 
+    @property
+    def as_they_are(self) -> bool:
+        """Whether all columns are kept as they come, and none is made for it."""
+        return all(self._as_they_are) and _NUMBER not in self._sources
+
     def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The key columns of an input batch."""
         return [batch.column(i) for i in self._key_columns]

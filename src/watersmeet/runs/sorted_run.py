@@ -95,12 +95,13 @@ class RunWriter:
         layout.nulls[:] = 0
         described = 8 * kernels.WORDS * len(self._types)
         head = _aligned(described)
+        places = rows.located(numbers)
         # Strings are measured before it is known how large the block is.
         fixed = self._room(head + layout.fixed_bytes)
         layout.place(fixed.ctypes.data + head)
         if picture.strings:
             out = layout.out[:: kernels.WORDS]
-            kernels.measure(rows.sources, rows.widths, picture.columns, numbers, out, layout.sizes)
+            kernels.measure(rows.sources, rows.widths, picture.columns, places, out, layout.sizes)
         string_bytes = layout.place_strings()
         others = {k: _serialized(rows.other(k, numbers)) for k in picture.others}
         at = head + layout.fixed_bytes + string_bytes
@@ -108,7 +109,7 @@ class RunWriter:
         block = self._room(size, keep=head + layout.fixed_bytes)
         layout.move(block.ctypes.data + head)
         layout.place_bytes(block.ctypes.data + head + layout.fixed_bytes)
-        kernels.gather(rows.sources, rows.widths, picture.columns, numbers, layout.out, layout.nulls)
+        kernels.gather(rows.sources, rows.widths, picture.columns, places, layout.out, layout.nulls)
         words = layout.words(head)
         for k, data in others.items():
             words[k, 0], words[k, 1] = at, len(data)

@@ -20,7 +20,7 @@ import numpy as np
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, let_go
 from watersmeet.spill.store import Store
 
-_MAPPED = 8 << 20
+_MAPPED = 2 << 20
 """Bytes of runs that are mapped at once while they are merged."""
 
 

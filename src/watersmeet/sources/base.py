@@ -68,6 +68,8 @@ class BaseSource(ABC):
         """What the source promises of its rows."""
         self.known_rows: int | None = None
         """How many rows it has, where that is known before they are read."""
+        self.stays = False
+        """Whether its rows are in memory whole before they are read, so that a batch takes none of its own."""
 
     @property
     def schema_known(self) -> bool:

@@ -29,6 +29,7 @@ class TableSource(BaseSource):
         self._table: pa.Table | None = table
         self._own_schema: pa.Schema = table.schema
         self.known_rows = table.num_rows
+        self.stays = schema is None
 
     def _find_schema(self) -> pa.Schema:
         return self._own_schema

@@ -32,6 +32,8 @@ _TICK_BYTES = 8
 _MOST_ROWS = 2**31 - 2
 _RELEASED_FROM = 1 << 16
 """Bytes of ticks that are given back to the system when rows go, so that others can have them."""
+_POOLED_FROM = 4 << 20
+"""Bytes of rows that are worth the fraction of a millisecond in which Arrow gives them back to the system."""
 
 
 class Memtable(AddressedRows):
@@ -102,6 +104,11 @@ class Memtable(AddressedRows):
         pieces = self._others[column]
         return int(sum(piece.nbytes for piece in pieces)) // max(1, self.rows) + 1
 
+    @property
+    def in_blocks(self) -> int:
+        """How many rows lie in blocks that are described here: all."""
+        return self.rows
+
     def hashes(self, rows: Int32) -> Int64:
         """The keys of some rows."""
         return self.index.keys(rows)
@@ -126,16 +133,18 @@ class Memtable(AddressedRows):
 
     def reserve(self, parts: Int32, columns: Sequence[pa.Array]) -> bool:
         """Claim all that `append` of these rows needs; False if there is no room. Asking again replaces the claim."""
+        return self._claim_for(len(parts), sum(column.nbytes for column in columns), self.in_blocks)
+
+    def _claim_for(self, count: int, size: int, rows: int) -> bool:
+        """Claim what so many rows of this size need, in blocks behind so many others."""
         self.trim(0)
-        count = len(parts)
-        size = sum(column.nbytes for column in columns)
-        filled = self.rows & (self._block_rows - 1)
+        filled = rows & (self._block_rows - 1)
         copied = min(count, self._block_rows - filled) if filled else 0
         whole = (count - copied) >> self._shift
         if whole:
             # The batch stays for its whole blocks, and what goes to the ends of others is there twice.
             size += size * (copied + ((count - copied) & (self._block_rows - 1))) // count
-        blocks = -(-(self.rows + count) // self._block_rows) - -(-self.rows // self._block_rows)
+        blocks = -(-(rows + count) // self._block_rows) - -(-rows // self._block_rows)
         size += self._entry_bytes * count + self._stride * blocks
         if not self._claim.try_grow(size):
             return False
@@ -157,10 +166,12 @@ class Memtable(AddressedRows):
         self._reserved = 0
         if self._ticked:
             self._ticks.array[first : first + count] = ticks
-        plain = [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
-        self._place(plain, count)
+        self._place(self._plain(columns), count)
         self.rows = first + count
         return self.index.append(first, hashes, grow_index)
+
+    def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        return [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
 
     def _note_portion(self, end: int, size: int) -> None:
         """Rows up to a number take so many bytes; those of a few rows are counted together."""
@@ -172,7 +183,8 @@ class Memtable(AddressedRows):
 
     def _place(self, columns: list[pa.Array], count: int) -> None:
         """Describe the blocks that rows fall into; only rows that share a block with others are copied."""
-        filled = self.rows & (self._block_rows - 1)
+        first = self.in_blocks
+        filled = first & (self._block_rows - 1)
         start = 0
         if filled:
             start = min(count, self._block_rows - filled)
@@ -180,13 +192,13 @@ class Memtable(AddressedRows):
             joined = [
                 pa.concat_arrays([old, new.slice(0, start)]) for old, new in zip(self._tail, columns, strict=True)
             ]
-            self._describe(joined, 0, self.rows >> self._shift, 1)
+            self._describe(joined, 0, first >> self._shift, 1)
             self._tail = joined
             if filled + start == self._block_rows:
-                self._kept.append((self.rows + start, joined))
+                self._kept.append((first + start, joined))
                 self._tail = None
         whole, rest = divmod(count - start, self._block_rows)
-        block = (self.rows + start) >> self._shift
+        block = (first + start) >> self._shift
         if whole:
             self._describe(columns, start, block, whole)
             self._kept.append(((block + whole) << self._shift, columns))
@@ -252,9 +264,13 @@ class Memtable(AddressedRows):
         """Forget all rows."""
         if self._ticks.itemsize * self.rows > _RELEASED_FROM:
             self._ticks.release(0, self.rows)
+        held = self._claim.held
         self.index.clear(self.rows)
         self._claim.clear()
         self._begin()
+        if held >= _POOLED_FROM:
+            # Arrow would keep what batches lay in for others of its own, while a settlement or a run takes as much.
+            pa.default_memory_pool().release_unused()
 
     def whole_blocks(self, count: int) -> int:
         """How many of the first so many rows can be dropped: those in blocks that have no others."""
@@ -289,8 +305,8 @@ class Memtable(AddressedRows):
         """Assert the invariants."""
         assert sum(size for _, size in self._portions) + self._reserved == self._claim.held
         assert 0 <= self.first <= self.rows
-        filled = self.rows & (self._block_rows - 1)
-        assert (self._tail is None) == (filled == 0), (self.rows, filled)
+        filled = self.in_blocks & (self._block_rows - 1)
+        assert (self._tail is None) == (filled == 0), (self.in_blocks, filled)
         assert self._tail is None or all(len(column) == filled for column in self._tail)
         self.index.check(self.rows)
 

@@ -14,6 +14,9 @@ import pytest
 
 import watersmeet as wm
 from waiting import PATIENCE, until
+from watersmeet.api.join import FEW_ROWS as FEW_ROWS_IN_ALL
+from watersmeet.api.join import usual_threads
+from watersmeet.api.run import cores, open_sources
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import SpecError, SpillError
 from watersmeet.core.protocol import Status, Step
@@ -21,6 +24,8 @@ from watersmeet.drivers.crew import FEW_ROWS, Crew
 from watersmeet.drivers.inbox import Bell
 from watersmeet.joins.shard import Shard
 from watersmeet.joins.sharded import Sharded
+from watersmeet.records.split import portion_of
+from watersmeet.tables.shared_memtable import SharedMemtable
 
 RESULT = pa.record_batch({"id": [1]})
 
@@ -203,22 +208,34 @@ def pairs(left: pa.Table, right: pa.Table) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("threads", "memory"), [(2, "256 MiB"), (3, "256 MiB"), (2, "19 MiB"), (8, "80 MiB")])
-def test_a_join_in_threads_finds_every_pair_once(threads: int, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["tables", "readers"])
+def test_a_join_in_threads_finds_every_pair_once(
+    threads: int, memory: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left, right = table(150_000, 1, 80_000), table(150_000, 2, 80_000)
     ran: set[str] = set()
-    run = Shard.run
+    run, place = Shard.run, SharedMemtable._place
+    shared: set[bool] = set()
+
+    def noted_place(self: SharedMemtable, columns: list[Any], count: int) -> None:
+        shared.add(portion_of(columns) is not None)
+        place(self, columns, count)
+
+    monkeypatch.setattr(SharedMemtable, "_place", noted_place)
 
     def noted(self: Shard, now: float, fuel: int) -> Step:
         ran.add(threading.current_thread().name)
         return run(self, now, fuel)
 
     monkeypatch.setattr(Shard, "run", noted)
-    result = wm.join(left, right, on="id", memory=memory, threads=threads)
+    inputs = [rows if kind == "tables" else rows.to_reader() for rows in (left, right)]
+    result = wm.join(*inputs, on="id", memory=memory, threads=threads)
     found: Counter[tuple[int, int]] = Counter()
     for batch in result:
         found.update(zip(batch["n"].to_pylist(), batch["n_right"].to_pylist(), strict=True))
     assert found == pairs(left, right)
     assert len(ran) > 1, "helpers had a part in it"
+    assert (True in shared) == (kind == "tables"), "rows of tables are not copied"
     progress = result.progress
     assert progress.algorithm == "confluence" and progress.done and progress.rows_in == (150_000, 150_000)
     assert progress.peak <= progress.budget
@@ -289,6 +306,18 @@ def test_one_thread_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wm.join(small, small, on=wm.band("id", 1), threads=2).table().num_rows == 4, "a band has no hashes"
     with pytest.raises(AssertionError, match="there are shards"):
         wm.join(small, small, on="id", threads=2).table()
+
+
+def test_unless_told_all_processors_join_tables_and_one_thread_what_would_be_copied() -> None:
+    large, few = pa.table({"id": range(FEW_ROWS_IN_ALL // 2)}), pa.table({"id": [1, 2]})
+
+    def sources(*data: object) -> list[Any]:
+        return open_sources([("left", data[0]), ("right", data[1])])
+
+    assert usual_threads(sources(large, large.to_batches()[0])) == cores()
+    assert usual_threads(sources(large, few)) == 1
+    assert usual_threads(sources(large, large.to_reader())) == 1
+    assert usual_threads(sources(large.to_reader(), large.to_reader())) == 1
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "two"])

@@ -25,8 +25,12 @@ def batch(*ids: int | None) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": [str(i) for i in ids]}, SCHEMA)
 
 
-def pieces_of(rows: pa.RecordBatch, shards: int, first: int = 0, spec: JoinSpec = SPEC) -> list[Piece | None]:
-    return Splitter(spec, 0, KeyCodec(spec), shards).split(rows, first)
+def splitter_of(shards: int, spec: JoinSpec = SPEC, stays: bool = False) -> Splitter:
+    return Splitter(spec, 0, KeyCodec(spec), shards, stays)
+
+
+def pieces_of(rows: pa.RecordBatch, shards: int) -> list[Piece | None]:
+    return splitter_of(shards).split(rows, 0)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8, 100])
@@ -80,19 +84,19 @@ def test_pieces_of_any_types_become_batches_with_the_same_rows(seed: int) -> Non
 def test_many_small_pieces_become_one_batch_within_the_limit() -> None:
     plan = SplitPlan(SPEC, 0, True)
     intake = SplitIntake(1 << 20, plan)
-    shared = []
+    splitter, shared = splitter_of(1), []
     for number in range(50):
-        piece = pieces_of(batch(number, number + 1), 1, first=2 * number)[0]
+        piece = splitter.split(batch(number, number + 1), first=2 * number)[0]
         assert piece is not None
         shared.append(piece.batch)
         intake.add_piece(piece)
     rows, numbers = intake.next()
     assert rows.num_rows == 100 and numbers.tolist() == list(range(100)) and not intake.rows
-    assert list(intake.copied) == shared, "they are needed no longer"
+    assert list(intake.taken) == shared, "they are needed no longer"
     small = SplitIntake(1, plan)
     small.add_piece(pieces_of(batch(1, 2, 3), 1)[0])  # type: ignore[arg-type]
     assert [small.next()[0].num_rows for _ in range(3)] == [1, 1, 1], "never less than a row"
-    assert len(small.copied) == 1
+    assert len(small.taken) == 1
 
 
 def test_the_first_rows_go_on_in_small_batches() -> None:
@@ -107,8 +111,9 @@ def test_numbers_of_rows_are_those_of_the_whole_input() -> None:
     spec = JoinSpec(SCHEMA, SCHEMA, parse_on("id"), output=Output.PAIRS)
     plan = SplitPlan(spec, 0, True)
     intake = SplitIntake(1 << 20, plan)
+    splitter = splitter_of(1, spec)
     for first in (0, 3):
-        piece = pieces_of(batch(5, 6, 7), 1, first, spec)[0]
+        piece = splitter.split(batch(5, 6, 7), first)[0]
         assert piece is not None
         intake.add_piece(piece)
     rows, numbers = intake.next()

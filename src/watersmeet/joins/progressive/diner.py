@@ -23,7 +23,7 @@ from watersmeet.matching.range_lookup import ChainedLookup, RangeCodec, RangeLoo
 from watersmeet.memory import format_bytes
 from watersmeet.policies.reading_loop import LoopLimits
 from watersmeet.policies.regions import Regions
-from watersmeet.records.plan import BatchRows, TableRows
+from watersmeet.records.plan import Rows, TableRows
 from watersmeet.runs.block_catalogue import Block, SortedBlocks
 from watersmeet.spill.store import Store
 from watersmeet.tables.range_table import LooseRows, SortedSide, sorted_layout, sorted_row_bytes
@@ -173,9 +173,7 @@ class Diner(ProgressiveJoin):
 
     # --- arriving ---
 
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """Look rows up in the other side's index, and note whose join bits are to be set."""
         mine, other = self.regions[side], self.regions[1 - side]
         self._counted = [True, True]

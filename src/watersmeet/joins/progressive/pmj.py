@@ -19,7 +19,7 @@ from watersmeet.matching.range_lookup import RangeCodec, RangeLookup, RangePlan
 from watersmeet.matching.sorted_lookup import CloseValues, SortedRows
 from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.plan import BatchRows, RowPlan, TableRows
+from watersmeet.records.plan import RowPlan, Rows, TableRows
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.range_table import SortedSide, sorted_layout, sorted_row_bytes
@@ -106,9 +106,7 @@ class PMJ(MergingJoin):
         other = 1 - side
         return not self.exhausted(other) or self.disks[other].total_rows > 0 or self.tables[other].rows > 0
 
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """None: rows are just kept."""
         other = self.tables[1 - side]
         return Lookup(Probe(hashes[:0], parts[:0]), SortedRows(hashes[:0]), Between(side, source, other))

@@ -33,7 +33,7 @@ from watersmeet.matching.ledger_blocks import Encounters
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import ChainedLookup
 from watersmeet.records.intake import Received
-from watersmeet.records.plan import BatchRows, TableRows
+from watersmeet.records.plan import Rows
 from watersmeet.runs.page import Page
 from watersmeet.runs.scan import ScannedRows
 from watersmeet.runs.window_segments import FOREVER, Piece
@@ -101,9 +101,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
 
     # --- arriving ---
 
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """Rows that arrived, looked up among the recent and then among the frequent ones."""
         lookup = super().arrival_lookup(side, hashes, parts, columns, source)
         tables = [copies[1 - side].table for copies in self.copies if len(copies[1 - side])]

@@ -10,7 +10,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.joins.window.windowed import TimedLookup, WindowJoin
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
-from watersmeet.records.plan import BatchRows, TableRows
+from watersmeet.records.plan import Rows
 from watersmeet.records.times import FLOOR, TIME
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.window_table import WindowProbe, WindowTable
@@ -39,9 +39,7 @@ class BlockWindowJoin(WindowJoin):
     def _make_table(self, side: int) -> WindowTable:
         return WindowTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
 
-    def arrival_lookup(
-        self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: TableRows | BatchRows
-    ) -> Lookup:
+    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """The look-up of rows that arrived on one side in the memory of the other."""
         return self.lookup_in(self.tables[1 - side], side, hashes, parts, columns, source)
 
@@ -52,7 +50,7 @@ class BlockWindowJoin(WindowJoin):
         hashes: Int64,
         parts: Int32,
         columns: list[pa.Array],
-        source: TableRows | BatchRows,
+        source: Rows,
     ) -> WindowLookup:
         """The look-up of rows that arrived on one side in a table of the other."""
         times = columns[TIME].to_numpy()
