@@ -12,6 +12,10 @@ from watersmeet.kernels.compile import inlined, kernel
 
 _LONG = 32
 """Rows of one bucket, from which on a hash among them is found by halving."""
+_STRIDE = 512
+"""Rows that are sifted at once."""
+_FINER = 3
+"""A sieve has two to this power places for each bucket."""
 
 
 @kernel
@@ -115,6 +119,30 @@ def bounds_in_runs(addresses: Int64, first: Any, last: Any, lows: Int64, highs: 
 
 
 @kernel
+def _sieve_of(hashes: Uint64, first: Any, shift: int, places: int) -> Uint64:
+    """A bit for each of so many places that some hash stands at, by its distance from `first`."""
+    sieve = np.zeros((places >> 6) + 1, np.uint64)
+    for i in range(hashes.shape[0]):
+        place = np.int64((hashes[i] - first) >> np.uint64(shift))
+        sieve[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+    return sieve
+
+
+@inlined
+def _sift(sieve: Any, first: Any, shift: Any, address: Any, row: Any, stop: Any, kept: Any) -> Any:
+    """Which rows from one up to another may have an equal hash; returns how many.
+
+    Most have none, and the few that do cannot be foreseen: so nothing is decided by jumps here.
+    """
+    count = np.int64(0)
+    for k in range(row, stop):
+        place = np.int64((np.uint64(read64(address + 8 * k)) - first) >> np.uint64(shift))
+        kept[count] = k
+        count += np.int64((sieve[place >> 6] >> np.uint64(place & 63)) & np.uint64(1))
+    return count
+
+
+@kernel
 def scan_runs(
     hashes: Uint64,
     marks: Int64,
@@ -142,36 +170,42 @@ def scan_runs(
     capacity = out_probe.shape[0]
     passed = 0
     run, row, link = cursor[0], cursor[1], cursor[2]
+    finer = min(_FINER, shift)
+    sieve = _sieve_of(hashes, first, shift - finer, (starts.shape[0] - 1) << finer)
+    kept = np.empty(_STRIDE, np.int64)
     while run < stop:
         address, high, threshold = addresses[run], highs[run], thresholds[run]
         row = max(row, lows[run])
         while row < high:
-            wanted = np.uint64(read64(address + 8 * row))
-            bucket = np.int64((wanted - first) >> np.uint64(shift))
-            end = np.int64(starts[bucket + 1])
-            i = np.int64(starts[bucket])
-            if link >= 0:
-                i = link
-                link = -1
-            elif end - i > _LONG:
-                top = end
-                while i < top:
-                    middle = (i + top) // 2
-                    if hashes[middle] < wanted:
-                        i = middle + 1
-                    else:
-                        top = middle
-            while i < end and hashes[i] <= wanted:
-                if hashes[i] == wanted and marks[i] > threshold:
-                    if found == capacity:
-                        cursor[0], cursor[1], cursor[2] = run, row, i
-                        return found, passed
-                    out_probe[found] = i
-                    out_row[found] = (run << 32) + row
-                    found += 1
-                i += 1
-            row += 1
-            passed += 1
+            behind = min(high, row + _STRIDE, row + most - passed)
+            count = _sift(sieve, first, shift - finer, address, row, behind, kept)
+            for k in range(count):
+                wanted = np.uint64(read64(address + 8 * kept[k]))
+                bucket = np.int64((wanted - first) >> np.uint64(shift))
+                end = np.int64(starts[bucket + 1])
+                i = np.int64(starts[bucket])
+                if link >= 0:
+                    i = link
+                    link = -1
+                elif end - i > _LONG:
+                    top = end
+                    while i < top:
+                        middle = (i + top) // 2
+                        if hashes[middle] < wanted:
+                            i = middle + 1
+                        else:
+                            top = middle
+                while i < end and hashes[i] <= wanted:
+                    if hashes[i] == wanted and marks[i] > threshold:
+                        if found == capacity:
+                            cursor[0], cursor[1], cursor[2] = run, kept[k], i
+                            return found, passed + kept[k] - row
+                        out_probe[found] = i
+                        out_row[found] = (run << 32) + kept[k]
+                        found += 1
+                    i += 1
+            passed += behind - row
+            row = behind
             if passed >= most:
                 cursor[0], cursor[1], cursor[2] = run, row, -1
                 return found, passed
