@@ -61,7 +61,13 @@ def _nothing_seen() -> None:
                 "flushed",
             },
         ),
-        (TINY, {"settled before a flush", "settled in a silence", "settled in idle time", "settled while rows came", "merged"}),
+        (
+            TINY,
+            {
+                "settled before a flush", "settled in a silence", "settled in idle time", "settled while rows came",
+                "merged",
+            },
+        ),
         (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
         (
             TIGHT | {"settling": LATE},

@@ -19,6 +19,7 @@ import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.cost import Meter
+from watersmeet.kernels.hash_order import ascending
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import FIRST_RUN, TABLE, extended
 from watersmeet.policies.probing import ProbingOrder, Step
@@ -148,8 +149,8 @@ class Pipeline:
         words = self._words_at(step.edge, 1 - step.side, ids, drivers)
         if self._merging:
             # A stable order: whoever goes on elsewhere must find the same combinations one after the other.
-            order = np.argsort(words.view(np.uint64), kind="stable")
-            ids, drivers, words = ids[:, order], drivers[order], words[order]
+            words, order = ascending(words)
+            ids, drivers = np.take(ids, order, axis=1), drivers[order]
         attribute = self._spec.attribute_of(step.edge, step.side)
         probe = self._inputs[step.input].table.seek(attribute, words, self._codec.reach(step.edge, words))
         source = self._scope.first_source

@@ -235,17 +235,42 @@ def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64,
     where bytes of strings go, and where the bitmap of validity goes, 0 if no value is NULL. Bitmaps must be zeros.
     `nulls` is told how many values are NULL.
     """
-    count = rows.shape[0]
     places = np.empty(_CHUNK, np.int64)
     for k in range(columns.shape[0]):
-        width = widths[columns[k]]
-        words = 8 * WORDS * columns[k]
-        if width == OTHER:
-            continue
+        nulls[k] = _gather_column(
+            sources, np.int64(0), widths[columns[k]], 8 * WORDS * columns[k], rows, places, out[WORDS * k],
+            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k],
+        )  # fmt: skip
+
+
+@kernel
+def gather_together(
+    sources: Int64, bases: Int64, widths: Int32, columns: Int32, inputs: Int32, ids: Any, out: Int64, nulls: Int64
+) -> None:
+    """The same for columns of several inputs: column k has rows ids[inputs[k]], whose sources are those from
+    bases[inputs[k]] on, and values of widths[k].
+    """
+    places = np.empty(_CHUNK, np.int64)
+    for k in range(columns.shape[0]):
+        nulls[k] = _gather_column(
+            sources, bases[inputs[k]], widths[k], 8 * WORDS * columns[k], ids[inputs[k]], places, out[WORDS * k],
+            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k],
+        )  # fmt: skip
+
+
+@inlined
+def _gather_column(
+    sources: Any, base: Any, width: Any, words: Any, rows: Any, places: Any, target: Any, strings: Any, validity: Any,
+    nulls: Any,
+) -> Any:  # fmt: skip
+    """Copy the values of one column; returns how many are NULL, or what it was told if none can be."""
+    count = rows.shape[0]
+    if width != OTHER:
         for start in range(0, count, _CHUNK):
             stop = min(count, start + _CHUNK)
             for i in range(start, stop):
                 which, row = _number(rows[i])
+                which += base
                 shift = sources[which, 2]
                 at, origin = _described(sources, which, row >> shift)
                 inside = row & ((1 << shift) - 1)
@@ -264,9 +289,10 @@ def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64,
                     fetch(place)
                     fetch(place + 63)
                 places[i - start] = place
-            _copy_chunk(width, places, start, stop, out[WORDS * k], out[WORDS * k + 1])
-        if out[WORDS * k + 2]:
-            nulls[k] = _copy_validity(sources, words, rows, out[WORDS * k + 2])
+            _copy_chunk(width, places, start, stop, target, strings)
+        if validity:
+            nulls = _copy_validity(sources, base, words, rows, validity)
+    return nulls
 
 
 @inlined
@@ -295,11 +321,12 @@ def _copy_chunk(width: Any, places: Any, start: Any, stop: Any, target: Any, str
 
 
 @inlined
-def _copy_validity(sources: Any, words: Any, rows: Any, validity: Any) -> Any:
+def _copy_validity(sources: Any, base: Any, words: Any, rows: Any, validity: Any) -> Any:
     """Set the bits of rows whose value is not NULL; returns how many are."""
     nulls = 0
     for i in range(rows.shape[0]):
         which, row = _number(rows[i])
+        which += base
         shift = sources[which, 2]
         at, origin = _described(sources, which, row >> shift)
         first = read64(at + words + 16)
@@ -455,3 +482,84 @@ def let_go(addresses: Int64, sizes: Int64, page: int, advice: int) -> None:
     for k in range(addresses.shape[0]):
         start = addresses[k] // page * page
         _advise(start, addresses[k] + sizes[k] - start, advice)
+
+
+@kernel
+def by_stretch(rows: Int64, firsts: Int64, shifts: Int64, order: Int32, starts: Int64) -> None:
+    """Put rows in the order of the stretches of sources that they lie in, and tell where each begins: those of a source
+    have numbers from its first on, and each has two to the power of its shift rows.
+    """
+    starts[:] = 0
+    for i in range(rows.shape[0]):
+        which, row = _number(rows[i])
+        starts[firsts[which] + (row >> shifts[which]) + 1] += 1
+    for k in range(starts.shape[0] - 1):
+        starts[k + 1] += starts[k]
+    for i in range(rows.shape[0]):
+        which, row = _number(rows[i])
+        at = firsts[which] + (row >> shifts[which])
+        order[starts[at]] = i
+        starts[at] += 1
+    for k in range(starts.shape[0] - 1, 0, -1):
+        starts[k] = starts[k - 1]
+    starts[0] = 0
+
+
+@kernel
+def gather_by_stretch(
+    sources: Int64,
+    mapped: Int64,
+    widths: Int32,
+    columns: Int32,
+    rows: Int64,
+    order: Int32,
+    starts: Int64,
+    out: Int64,
+    nulls: Int64,
+    page: int,
+    advice: int,
+) -> None:
+    """The same as `gather`, one stretch after the other (see `by_stretch`): when all columns of its rows were copied,
+    the pages of its source are let go. `mapped` tells where these are, and how many bytes; 0: they stay.
+    """
+    for stretch in range(starts.shape[0] - 1):
+        low, high = starts[stretch], starts[stretch + 1]
+        if low == high:
+            continue
+        which, row = _number(rows[order[low]])
+        shift = sources[which, 2]
+        for k in range(columns.shape[0]):
+            width, words = widths[columns[k]], 8 * WORDS * columns[k]
+            target, strings, validity = out[WORDS * k], out[WORDS * k + 1], out[WORDS * k + 2]
+            if width == OTHER:
+                continue
+            for j in range(low, high):
+                i = np.int64(order[j])
+                row = np.int64(rows[i]) & 0xFFFFFFFF
+                at, origin = _described(sources, which, row >> shift)
+                inside = row & ((1 << shift) - 1)
+                value = origin + read64(at + words)
+                if width == 8:
+                    _move8(target + 8 * i, value + 8 * inside)
+                elif width > 0:
+                    move(target + width * i, value + width * inside, width)
+                elif width == BITS:
+                    if _bit(7 * origin + value + inside):
+                        _set_bit(target, i)
+                elif width == STRINGS:
+                    to = np.int64(read32(target + 4 * i))
+                    place = origin + read64(at + words + 8) + np.int64(read32(value + 4 * inside))
+                    move(strings + to, place, np.int64(read32(target + 4 * i + 4)) - to)
+                else:
+                    to = read64(target + 8 * i)
+                    place = origin + read64(at + words + 8) + read64(value + 8 * inside)
+                    move(strings + to, place, read64(target + 8 * i + 8) - to)
+                if validity:
+                    first = read64(at + words + 16)
+                    if first == 0 or _bit(8 * origin + first + inside):
+                        _set_bit(validity, i)
+                    else:
+                        nulls[k] += 1
+        if mapped[which, 1]:
+            start = mapped[which, 0] // page * page
+            _advise(start, mapped[which, 0] + mapped[which, 1] - start, advice)

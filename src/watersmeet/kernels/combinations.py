@@ -75,11 +75,17 @@ def untag(ids: Int64, shift: int, rows: Int32) -> int:
 
 
 @kernel
-def words_at(places: Int64, ids: Int64, words: Int64) -> None:
-    """The words of tagged rows: `places` tells for each tag where its rows' words begin, and how far they are apart."""
+def words_at(places: Int64, ids: Int64, words: Int64) -> bool:
+    """The words of tagged rows: `places` tells for each tag where its rows' words begin, and how far they are apart.
+
+    False if that is not known of some row: its tag's words begin at 0.
+    """
     for i in range(ids.shape[0]):
         tag = ids[i] >> 32
+        if places[tag, 0] == 0:
+            return False
         words[i] = read64(places[tag, 0] + places[tag, 1] * (ids[i] & 0xFFFFFFFF))
+    return True
 
 
 @kernel

@@ -11,6 +11,8 @@ from watersmeet.kernels.addressed import read64
 from watersmeet.kernels.compile import inlined, kernel
 
 _LONG = 32
+_STRIDE = 512
+"""Rows that are sifted at once."""
 FINER = 4
 """Bits of a hash by which marks are finer than buckets: most hashes that are equal to none meet no mark."""
 """Rows of one bucket, from which on a hash among them is found by halving."""
@@ -121,6 +123,20 @@ def bounds_in_runs(addresses: Int64, first: Any, last: Any, lows: Int64, highs: 
             highs[run] = _lower_bound(addresses[run], lows[run], highs[run], last + np.uint64(1))
 
 
+@inlined
+def _sift(marked: Any, first: Any, finer: Any, address: Any, row: Any, stop: Any, kept: Any) -> Any:
+    """Which rows from one up to another may have an equal hash; returns how many.
+
+    Most have none, and the few that do cannot be foreseen: so nothing is decided by jumps here.
+    """
+    count = np.int64(0)
+    for k in range(row, stop):
+        place = (np.uint64(read64(address + 8 * k)) - first) >> finer
+        kept[count] = k
+        count += np.int64((marked[place >> np.uint64(6)] >> (place & np.uint64(63))) & np.uint64(1))
+    return count
+
+
 @kernel
 def scan_runs(
     hashes: Uint64,
@@ -149,17 +165,17 @@ def scan_runs(
     """
     capacity = out_probe.shape[0]
     finer = np.uint64(max(0, shift - FINER))
+    kept = np.empty(_STRIDE, np.int64)
     passed = 0
     run, row, link = cursor[0], cursor[1], cursor[2]
     while run < stop:
         address, high, threshold = addresses[run], highs[run], thresholds[run]
         row = max(row, lows[run])
-        before = row
-        until = min(high, row + most - passed)
-        while row < until:
-            wanted = np.uint64(read64(address + 8 * row))
-            place = (wanted - first) >> finer
-            if (marked[place >> np.uint64(6)] >> (place & np.uint64(63))) & np.uint64(1):
+        while row < high:
+            behind = min(high, row + _STRIDE, row + most - passed)
+            count = _sift(marked, first, finer, address, row, behind, kept)
+            for k in range(count):
+                wanted = np.uint64(read64(address + 8 * kept[k]))
                 bucket = np.int64((wanted - first) >> np.uint64(shift))
                 end = np.int64(starts[bucket + 1])
                 i = np.int64(starts[bucket])
@@ -177,17 +193,17 @@ def scan_runs(
                 while i < end and hashes[i] <= wanted:
                     if hashes[i] == wanted and marks[i] > threshold:
                         if found == capacity:
-                            cursor[0], cursor[1], cursor[2] = run, row, i
-                            return found, passed + row - before
+                            cursor[0], cursor[1], cursor[2] = run, kept[k], i
+                            return found, passed + kept[k] - row
                         out_probe[found] = i
-                        out_row[found] = (run << 32) + row
+                        out_row[found] = (run << 32) + kept[k]
                         found += 1
                     i += 1
-            row += 1
-        passed += max(0, row - before)
-        if row < high:
-            cursor[0], cursor[1], cursor[2] = run, row, -1
-            return found, passed
+            passed += behind - row
+            row = behind
+            if passed >= most:
+                cursor[0], cursor[1], cursor[2] = run, row, -1
+                return found, passed
         run += 1
         row = np.int64(0)
     cursor[0], cursor[1], cursor[2] = run, 0, -1

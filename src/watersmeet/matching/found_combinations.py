@@ -6,7 +6,7 @@ disk) and its place there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -172,6 +172,8 @@ class CombinationBuffer:
         self._plans = plans
         self._to_verify = [number for number, exact in enumerate(codec.exact) if not exact]
         self._ids = np.empty((len(plans), 0), np.int64)
+        self.gather_together: Callable[[Int64], list[pa.Array] | None] | None = None
+        """Gathers what all inputs have of some combinations in one pass, or says that it cannot."""
         self.widest = [0] * len(plans)
         """The widest row of each input so far."""
 
@@ -224,11 +226,12 @@ class CombinationBuffer:
         count = ids.shape[1]
         if self._spec.output is Output.COUNTS or not count:
             return None, count
-        columns = [
-            plan.original(column, array)
-            for rows, mine, plan in zip(inputs, ids, self._plans, strict=True)
-            for column, array in zip(plan.outputs, rows.gather_columns(plan.outputs, mine), strict=True)
-        ]
+        arrays = None if self.gather_together is None else self.gather_together(ids)
+        if arrays is None:
+            each = zip(inputs, ids, self._plans, strict=True)
+            arrays = [array for rows, mine, plan in each for array in rows.gather_columns(plan.outputs, mine)]
+        outputs = ((plan, column) for plan in self._plans for column in plan.outputs)
+        columns = [plan.original(column, array) for (plan, column), array in zip(outputs, arrays, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
 
     def _verified(self, inputs: Sequence[Combined], ids: Int64) -> Bool | None:

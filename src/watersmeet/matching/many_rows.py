@@ -9,15 +9,16 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
-from watersmeet.kernels import addressed, combinations, gather
+from watersmeet.kernels import combinations, gather
 from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
 from watersmeet.matching.reading import Pages, Reading
+from watersmeet.matching.resident import Resident
 from watersmeet.records.addressed import AddressedRows, Sources, groups, put_back
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
-from watersmeet.runs.sorted_run import SortedRun, check_blocks, let_go
+from watersmeet.runs.sorted_run import SortedRun, check_blocks
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.many_memtable import ManyMemtable, OrderedProbe
 
@@ -27,11 +28,10 @@ _NO_SOURCE = np.zeros((1, 5), np.int64)
 _LEAP_FROM = 24
 """A run with so many times more hashes than are looked up is not read through."""
 _EVERYTHING = 1 << 62
-_AROUND = 64 << 10
-"""Bytes that the system maps around what is read."""
-_CHECKED_AT_ONCE = 256
-MOST_RESIDENT = 5 << 20
-"""Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
+_CHECKED_AT_ONCE = 8
+"""Blocks of rows, before some are let go."""
+MOST_RESIDENT = 4 << 20
+"""Bytes of hashes of all inputs that may be mapped at once."""
 
 
 def run_number(number: int, attribute: int, sets: int) -> int:
@@ -48,49 +48,53 @@ class ManyRows(AddressedRows):
         self.disk = disk
         self.batch: Passing | None = None
         """Rows that arrive and need not be kept."""
-        self.resident = 0
-        """Bytes of runs that may have been mapped since they were let go."""
+        self.resident = Resident(FIRST_RUN)
+        """What of the runs may be mapped; nothing of those that are gone."""
         self._attributes = len(table.orders)
         self.runs_changed()
 
     def runs_changed(self) -> None:
         """Runs came or went."""
-        orders = range(self._attributes)
-        self._runs: list[SortedRun] = [each.runs[k] for k in orders for each in self.disk.sets]
+        orders = [[each.runs[k] for each in self.disk.sets] for k in range(self._attributes)]
+        self._runs: list[SortedRun] = [run for order in orders for run in order]
+        self.resident.runs_changed(orders)
         self._unread = sum(run.blocks_unchecked for run in self._runs)
-        self._row_bytes = sum(run.nbytes for run in self._runs) // max(1, sum(run.rows for run in self._runs))
-        self._block_bytes = self._row_bytes * max((run.block_rows for run in self._runs), default=0)
-        self.resident += 2 * _AROUND * len(self._runs)
         self._sources = np.concatenate([self.table.sources, _NO_SOURCE, *(run.sources for run in self._runs)])
         self._nullable = [any(run.may_be_null(column) for run in self._runs) for column in range(len(self.types))]
-        # Where each source has the hashes of its order, and how far they are apart.
-        places = [(self.table.hash_address, _ENTRY_BYTES), (0, 0)]
-        places += [(run.hashes().ctypes.data, _HASH_BYTES) for run in self._runs]
-        self._hashes_at = np.array(places, np.int64)
+        # Where each source has the hashes of one attribute, and how far they are apart: runs those of their order.
+        runs = np.array([(run.hash_address, _HASH_BYTES) for run in self._runs], np.int64).reshape(-1, 2)
+        sets = len(self.disk.sets)
+        self._hashes_at = []
+        for k, order in enumerate(self.table.orders):
+            places = np.zeros((FIRST_RUN + len(runs), 2), np.int64)
+            places[TABLE] = order.hash_address, _ENTRY_BYTES
+            first = run_number(0, k, sets)
+            places[first : first + sets] = runs[k * sets : (k + 1) * sets]
+            self._hashes_at.append(places)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether some rows may be."""
+        return bool(self._runs)
+
+    def run_hashes(self, attribute: int, sets: int) -> Int64:
+        """Where the hashes of the first so many sets of runs lie."""
+        first = run_number(0, attribute, len(self.disk.sets))
+        return self._hashes_at[attribute][first : first + sets, 0].copy()
 
     def check_rows(self, ids: Numbers) -> None:
         """Make sure that the blocks of rows of runs are what was written."""
         if not self._unread:
             return
-        runs, unread = [*self._runs[:1] * FIRST_RUN, *self._runs], self._unread
-        for start in range(0, len(ids), _CHECKED_AT_ONCE):
-            if check_blocks(runs, self._sources, ids[start : start + _CHECKED_AT_ONCE]):
-                self._unread = sum(run.blocks_unchecked for run in self._runs)
-                self.resident += (unread - self._unread) * self._block_bytes
-                unread = self._unread
-                if self.resident > MOST_RESIDENT:
-                    self.release()
-        self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
-
-    def note_reading(self, runs: int, hashes: int, found: int) -> None:
-        """So many hashes of runs were gone through, and so many rows found: what lies around each is mapped, too."""
-        rows = min(hashes, _AROUND // max(1, self._row_bytes) * found)
-        self.resident += _AROUND * runs + _HASH_BYTES * hashes + self._row_bytes * rows
-
-    def release(self) -> None:
-        """Let mapped pages of runs leave memory."""
-        self.resident = 0
-        let_go(self._runs)
+        runs = [*self._runs[:1] * FIRST_RUN, *self._runs]
+        read = found = check_blocks(runs, self._sources, ids, _CHECKED_AT_ONCE)
+        while found == _CHECKED_AT_ONCE:
+            self.resident.let_go_of_rows()
+            found = check_blocks(runs, self._sources, ids, _CHECKED_AT_ONCE)
+            read += found
+        if read:
+            self._unread = sum(run.blocks_unchecked for run in self._runs)
+            self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
 
     # --- what combinations are made of ---
 
@@ -98,22 +102,16 @@ class ManyRows(AddressedRows):
         """One attribute's hashes."""
         if not len(ids):
             return np.empty(0, np.int64)
-        rows = np.empty(len(ids), np.int32)
-        source = combinations.untag(ids, 32, rows)
-        if source == TABLE:
-            return self.table.attribute_hashes(attribute, rows)
-        if source == BATCH:
-            assert self.batch is not None
-            return self.batch.attribute_hashes(attribute, rows)
-        if self._attributes == 1:
-            hashes = np.empty(len(ids), np.int64)
-            combinations.words_at(self._hashes_at, ids, hashes)
-            return hashes
-        self.check_rows(ids)
         hashes = np.empty(len(ids), np.int64)
+        if combinations.words_at(self._hashes_at[attribute], ids, hashes):
+            return hashes
+        if ids[0] >> 32 == BATCH:
+            assert self.batch is not None
+            return self.batch.attribute_hashes(attribute, (ids & 0xFFFFFFFF).astype(np.int32))
+        self.check_rows(ids)
         column = np.array([self.table.first_hashes + attribute], np.int32)
         out = np.array([hashes.ctypes.data, 0, 0], np.int64)
-        addressed.gather(self._sources, self.widths, column, ids, out, np.zeros(1, np.int64))
+        self.resident.gather(self._sources, self.widths, column, ids, out, np.zeros(1, np.int64))
         return hashes
 
     def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
@@ -124,12 +122,7 @@ class ManyRows(AddressedRows):
             return [self.batch.gather(column, rows) for column in columns]
         if not columns:
             return []
-        arrays = self.gather_all(tuple(columns), ids)
-        if self._runs:
-            self.resident += min(_AROUND * len(ids), self._row_bytes * self.disk.rows)
-            if self.resident > MOST_RESIDENT // 4:  # of this input alone
-                self.release()
-        return arrays
+        return self.gather_all(tuple(columns), ids)
 
     def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
@@ -152,6 +145,12 @@ class ManyRows(AddressedRows):
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         self.check_rows(rows)
         return super().gather_all(columns, rows)
+
+    def _gather(self, columns: Int32, rows: Numbers, out: Int64, nulls: Int64) -> None:
+        if self._runs:
+            self.resident.gather(self._sources, self.widths, columns, rows, out, nulls)
+        else:
+            super()._gather(columns, rows, out, nulls)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         which = rows >> 32
@@ -194,8 +193,7 @@ class SettlingRows:
         self._meter = meter
         self._reading = None if pages is None else Reading(pages, kept=pages.at_once)
         self._counts = np.array([each.rows for each in sets], np.int64)
-        orders = range(len(rows.table.orders))
-        self._addresses = [np.array([each.runs[k].hashes().ctypes.data for each in sets], np.int64) for k in orders]
+        self._addresses = [rows.run_hashes(k, len(sets)) for k in range(len(rows.table.orders))]
         self._sorted: _Sorted | None = None
 
     @property
@@ -274,7 +272,7 @@ class SettlingRows:
         )  # fmt: skip
         probe.run, probe.near, probe.link = cursor.tolist()
         self._meter.pages_read += 1 + passed // self._page_hashes
-        self._rows.note_reading(probe.run - run + 1, passed, found - before)
+        self._rows.resident.read_hashes(attribute, probe.run - run + 1, _HASH_BYTES * passed)
         return found, passed
 
     def _leap(
@@ -297,7 +295,7 @@ class SettlingRows:
             self._reading.read_hashes(near, probe.near, max(1, probe.next - start), self._meter)
             if found > before:
                 self._reading.read_rows(out_row[before:found].astype(np.int64), self._meter)
-        self._rows.note_reading(1, min(high - low, self._page_hashes * read), found - before)
+        self._rows.resident.read_hashes(attribute, 1, _HASH_BYTES * min(high - low, self._page_hashes * read))
         out_row[before:found] += probe.run << 32
         if probe.next == len(known.hashes):
             probe.run, probe.next, probe.link, probe.near = probe.run + 1, 0, -1, -1

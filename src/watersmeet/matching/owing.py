@@ -31,11 +31,16 @@ class OwingInput:
         return self._memory.done and (self._runs is None or self._runs.done)
 
     def next_slice(self, hashes: Uint64, ids: Int64) -> int:
-        """Fill arrays with the next rows' hashes, and with what tells the rows; returns how many there are."""
-        if self._runs is None or self._runs.done:
-            return self._memory.next_slice(hashes, ids)
-        count = self._runs.next_sorted(hashes, ids)
-        ids[:count] = self._numbers[ids[:count] >> 32] + (ids[:count] & _ROW)
+        """Fill arrays with the next rows' hashes, and with what tells the rows; returns how many there are.
+
+        Those of runs are in the order of their hashes, and so are those in memory, where both are there.
+        """
+        count = 0
+        if self._runs is not None and not self._runs.done:
+            count = self._runs.next_sorted(hashes, ids)
+            ids[:count] = self._numbers[ids[:count] >> 32] + (ids[:count] & _ROW)
+        if count < len(ids):
+            count += self._memory.next_slice(hashes[count:], ids[count:])
         return count
 
     def place(self) -> list[list[int]]:

@@ -114,12 +114,16 @@ class AddressedRows(ABC):
             layout.place_bytes(strings.address)
         else:
             strings = None
-        kernels.gather(sources, self.widths, picture.columns, places, layout.out, layout.nulls)
+        self._gather(picture.columns, places, layout.out, layout.nulls)
         others = {k: self.other(columns[k], rows) for k in picture.others}
         return [
             others[k] if k in others else layout.array(k, buffer, strings)
             for k in range(len(columns))
         ]  # fmt: skip
+
+    def _gather(self, columns: Int32, places: Numbers, out: Int64, nulls: Int64) -> None:
+        """Copy values from places in the sources to where they go."""
+        kernels.gather(self.sources, self.widths, columns, places, out, nulls)
 
     def _allocate(self, size: int) -> pa.Buffer:
         """Memory for rows that are gathered."""

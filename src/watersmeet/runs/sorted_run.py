@@ -185,6 +185,10 @@ class SortedRun(AddressedRows):
         # What is read from a mapped file lies there for as long as the buffer does.
         self._hashes = np.frombuffer(self._buffer, np.uint64, self.rows, len(_HEADER))
         base = self._buffer.address
+        self.hash_address: int = base + len(_HEADER)
+        """Where the first hash lies."""
+        self.hash_bytes = len(_HEADER) + 8 * self.rows
+        """Bytes up to the end of the last."""
         marks = self._unchecked.ctypes.data
         self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0, marks]], np.int64)
 
@@ -322,10 +326,12 @@ def _serialized(array: pa.Array) -> bytes:
     return bytes(batch.serialize())
 
 
-def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers) -> bool:
-    """Make sure that the blocks of rows are what was written; returns whether any was read for the first time."""
-    blocks = np.empty(len(rows), np.int64)
-    found = kernels.unchecked_blocks(sources, rows, blocks)
+def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers, most: int | None = None) -> int:
+    """Make sure that the blocks of rows are what was written, or the first so many of those that were never read;
+    returns how many were read for the first time.
+    """
+    blocks = np.empty(len(rows) if most is None else most, np.int64)
+    found = int(kernels.unchecked_blocks(sources, rows, blocks))
     for number, code in enumerate(blocks[:found].tolist()):
         try:
             runs[code >> 32].check_block(code & 0xFFFFFFFF)
@@ -333,15 +339,29 @@ def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers) -> 
             for unread in blocks[number + 1 : found].tolist():
                 runs[unread >> 32].mark_unchecked(unread & 0xFFFFFFFF)
             raise
-    return bool(found)
+    return found
+
+
+def mapped_places(runs: Sequence[SortedRun], rows_alone: bool = False) -> Int64:
+    """Where runs are mapped, and how many bytes, of those that are; `rows_alone`: without the hashes before them."""
+    mapped = [run for run in runs if run.is_mapped]
+    places = np.array([(run.address, run.nbytes) for run in mapped], np.int64).reshape(-1, 2)
+    if rows_alone:
+        hashes = np.array([run.hash_bytes for run in mapped], np.int64)
+        places[:, 0] += hashes
+        places[:, 1] -= hashes
+    return places
+
+
+def let_go_of(places: Int64) -> None:
+    """Let mapped pages leave this process's memory until they are read again; see `mapped_places`."""
+    if len(places):
+        kernels.let_go(places[:, 0], places[:, 1], mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
 
 def let_go(runs: Sequence[SortedRun]) -> None:
     """Let mapped pages of runs leave this process's memory until they are read again."""
-    mapped = [run for run in runs if run.is_mapped]
-    if mapped:
-        places = np.array([(run.address, run.nbytes) for run in mapped], np.int64)
-        kernels.let_go(places[:, 0], places[:, 1], mmap.PAGESIZE, mmap.MADV_DONTNEED)
+    let_go_of(mapped_places(runs))
 
 
 class MergedRows(AddressedRows):

@@ -24,6 +24,7 @@ from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTa
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Slice
+from watersmeet.matching.together import Together
 from watersmeet.memory import format_bytes
 from watersmeet.policies.probing import SteadyOrder
 from watersmeet.policies.settling import Settling
@@ -46,11 +47,11 @@ _MOST_FAN_IN = 256
 is a small share of the memory."""
 _RUNS_SHARE = 16
 _BUFFER_SHARE = 32
-_FLOOR = 3 << 20
+_FLOOR = 6 << 20
 _MOST_BLOCK = 256 << 10
 """Bytes of rows of a run that share a description and a checksum, and are written at once."""
 _LEAST_PLACES = 32
-_MOST_PLACES = 1 << 13
+_MOST_PLACES = 1 << 15
 _MOST_ARRIVING = 2 << 20
 _HASHES_A_PASS = 16
 """That may be gone through for each row that settles, over the number of inputs."""
@@ -134,6 +135,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._floor = floor
         self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
+        self.combinations.gather_together = Together(self.inputs, [plan.outputs for plan in self.plans]).gather
         self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
         share = memory // _BUFFER_SHARE
@@ -190,7 +192,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         usual = super()._divide(memory)
         inputs, share = len(self.plans), memory // _BUFFER_SHARE
         # At each level rows, hashes and buckets of them; then what is found at the deepest, and what is sorted.
-        place = 4 * inputs * (inputs - 1) + 32 * (inputs - 1) + 24 * inputs + 32
+        place = 4 * inputs * (inputs - 1) + 32 * (inputs - 1) + 40 * inputs + 32
         fitting = max(_LEAST_PLACES, min(_MOST_PLACES, max(2 * share, 2 * self._floor // 3) // place))
         places = self._grain.pairs or fitting
         output = max(usual.output_bytes, self._floor // 6)
@@ -314,6 +316,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return isinstance(task, SetMergeTask) or (isinstance(task, ManySettlement) and task.urgent)
 
     def _give_way(self, task: Any) -> None:
+        if isinstance(task, ManySettlement) and task.waiting:
+            task.put_into_buffer()
         self._task = None  # what was found stays so, and the rest goes on later
 
     def _can_react(self) -> bool:
@@ -348,9 +352,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""
-        if sum(rows.resident for rows in self.inputs) > MOST_RESIDENT:
-            for rows in self.inputs:
-                rows.release()
+        each = [rows.resident for rows in self.inputs]
+        while sum(resident.nbytes for resident in each) > MOST_RESIDENT:
+            max(each, key=lambda resident: resident.nbytes).let_go()
 
     # --- rows that leave memory ---
 
@@ -472,10 +476,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def _own_state(self) -> dict[str, Any]:
         aside = self._settling if self._settling is not self._task else None
+        waiting = self.combinations.waiting if self._task is None else 0  # it has just given way
         return {
             "epoch": self.epoch,
             "settled": list(self.settled),
-            "settling": None if aside is None else aside.state(0),
+            "settling": None if aside is None else aside.state(waiting),
             "full": self.full,
             "written": self._written,
             "idle_share": self._idle_share,

@@ -32,6 +32,7 @@ where hashes cannot prove that they are equal, before a combination counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,8 +49,24 @@ if TYPE_CHECKING:
     from watersmeet.joins.multiway.confluence import ManyConfluence
 
 
+@dataclass(slots=True)
+class _Taken:
+    """A slice of rows that owe, of which some combinations may not have been handed out."""
+
+    start: list[list[int]]
+    """Where its rows begin, among all that owe."""
+    length: int
+    end: list[list[int]]
+    found: int = 0
+    """Combinations so far."""
+
+
 class ManySettlement(DrivenTask):
-    """A settlement at work, or one that has given way to arrivals."""
+    """A settlement at work, or one that has given way to arrivals.
+
+    Combinations of several slices are handed out together: their rows lie anywhere in the runs, so that pages which are
+    mapped for a few would serve many.
+    """
 
     join: ManyConfluence
 
@@ -61,12 +78,15 @@ class ManySettlement(DrivenTask):
         self._mixed = Mixed(join.inputs, join.epoch)
         self._owing: OwingInput | None = None
         self._searched: list[SettlingRows] = []
-        self._slice_at: list[list[int]] = []
-        self._length = 0
+        self._taken: list[_Taken] = []
+        """The slice at hand, and those before it of which not all has been handed out."""
+        self._together = np.empty((len(join.inputs), 0), np.int64)
+        self.waiting = 0
+        """How many of these combinations were found and have not been put into the buffer."""
 
     @property
     def done(self) -> bool:
-        """Whether all combinations were found."""
+        """Whether all combinations were found, and handed out or put into the buffer."""
         return self.driver == len(self.highs)
 
     # --- work ---
@@ -74,9 +94,10 @@ class ManySettlement(DrivenTask):
     def work(self, fuel: int) -> int:
         """Fill the empty buffer; returns the fuel that took."""
         self.join.let_go()
+        self._forget_taken()
         if self.pipeline is None or self.pipeline.done:
             self.begin(fuel)
-            return max(1, self._length)
+            return max(1, self._taken[-1].length) if self.pipeline is not None else 1
         used = self.pipeline.work(self.join.meter)
         self.hand_over()
         return used
@@ -84,17 +105,50 @@ class ManySettlement(DrivenTask):
     def begin(self, fuel: int) -> None:
         """Take the next rows that owe."""
         self.pipeline = None
-        self._length = 0
         if self.done:
             return
         if self._owing is None:
             self._begin_driver()
         assert self._owing is not None
         if self._owing.done or not self._can_match():
+            if self.waiting:
+                self.put_into_buffer()
+                return
             self.driver += 1
-            self._owing, self.steps = None, []
+            self._owing, self.steps, self._taken = None, [], []
             return
         self._take_slice(len(self.join.slice.rows))
+
+    def hand_over(self) -> None:
+        """Keep what was found until it is as much as the buffer is for."""
+        assert self.pipeline is not None
+        ids = self.pipeline.found
+        count = ids.shape[1]
+        if not count:
+            return
+        self._taken[-1].found += count
+        passed = min(self._skip, count)
+        self._skip -= passed
+        ids = ids[:, passed:]
+        room = self.join.sizing.combinations
+        if self.waiting + ids.shape[1] > room:
+            self.put_into_buffer()
+        if not self._together.size:
+            self._together = np.empty((len(ids), room), np.int64)
+        self._together[:, self.waiting : self.waiting + ids.shape[1]] = ids
+        self.waiting += ids.shape[1]
+
+    def _forget_taken(self) -> None:
+        """The buffer is empty: but for what waits here, all that was found was handed out."""
+        later = sum(each.found for each in self._taken[1:])
+        while len(self._taken) > 1 and later >= self.waiting:
+            del self._taken[0]
+            later -= self._taken[0].found
+
+    def put_into_buffer(self) -> None:
+        """Hand out what was found so far, however little it is; the buffer is empty."""
+        self.join.combinations.fill(self._together[:, : self.waiting].copy())
+        self.waiting = 0
 
     def _begin_driver(self, sorting: bool | None = None) -> None:
         """Rows of the next input look for the others', in one order of look-ups to the end."""
@@ -125,16 +179,16 @@ class ManySettlement(DrivenTask):
     def _take_slice(self, most: int) -> None:
         join = self.join
         assert self._owing is not None
-        self._slice_at = self._owing.place()
+        start = self._owing.place()
         hashes, ids = join.slice.hashes[:most], join.slice.rows[:most]
-        self._length = self._owing.next_slice(hashes, ids)
-        join.meter.probes += self._length
+        length = self._owing.next_slice(hashes, ids)
+        self._taken.append(_Taken(start, length, self._owing.place()))
+        join.meter.probes += length
         scope = Scope.memory(len(self._searched))  # what is on disk is looked up together with what is in memory
         self.pipeline = Pipeline(
-            join.codec, self._searched, self.driver, ids[: self._length].copy(), self.steps, scope,
-            join.sizing.combinations, self, self._words(hashes[: self._length]), merging=True,
+            join.codec, self._searched, self.driver, ids[:length].copy(), self.steps, scope,
+            join.sizing.combinations, self, self._words(hashes[:length]), merging=True,
         )  # fmt: skip
-        self._handed = 0
 
     def _words(self, hashes: Uint64) -> dict[int, Int64]:
         """What is known of the slice by now: the hashes of the attribute that it is in the order of."""
@@ -155,18 +209,28 @@ class ManySettlement(DrivenTask):
         return self.state(self.join.combinations.waiting)
 
     def state(self, waiting: int) -> dict[str, Any]:
-        """For a snapshot; so many combinations wait in the buffer that were found here."""
+        """For a snapshot; so many combinations wait in the buffer that were found here.
+
+        Whoever goes on begins with the first slice of which not all was handed out.
+        """
+        unhanded = self.waiting + waiting
+        handed = -unhanded + self._skip
+        taken = self._taken if self.pipeline is not None or unhanded else []
+        at = len(taken)
+        while at and (at == len(taken) or handed < 0):
+            at -= 1
+            handed += taken[at].found
         return {
             "kind": "settlement",
             "lows": self.lows,
             "highs": self.highs,
             "urgent": self.urgent,
             "driver": self.driver,
-            "slice": self._slice_at,
-            "behind": [] if self._owing is None else self._owing.place(),
+            "slice": taken[at].start if taken else [],
+            "behind": taken[at].end if taken else [] if self._owing is None else self._owing.place(),
             "owing": None if self._owing is None else self._owing.to_state(),
-            "length": self._length if self.pipeline is not None else 0,
-            "place": {**self.place(), "handed": self._handed - waiting + self._skip},
+            "length": taken[at].length if taken else 0,
+            "place": {**self.place(), "handed": handed},
         }
 
     @classmethod
@@ -186,7 +250,7 @@ class ManySettlement(DrivenTask):
         task._owing.go_to(places[-1])
         if state["length"]:
             task._take_slice(state["length"])
-            assert task._length == state["length"]
+            assert task._taken[-1].length == state["length"]
             task._owing.go_to(state["behind"])
         return task
 
