@@ -165,7 +165,9 @@ def draw(outcome: Outcome, path: Path, dpi: int = 110) -> None:
         handles, _ = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels[0], loc="outside lower center", ncols=6, frameon=False, fontsize="small")
     experiment = outcome.experiment
-    figure.suptitle(f"{experiment.id}: {experiment.title} ({experiment.paper}, {experiment.figure})", fontsize="medium")
+    figure.suptitle(
+        f"{experiment.id}: {experiment.title} ({experiment.paper}, {experiment.figure})", fontsize="medium", wrap=True
+    )
     figure.savefig(path, dpi=dpi)
 
 

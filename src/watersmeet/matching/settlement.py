@@ -427,7 +427,7 @@ class Settlement:
             self._lows[:], self._highs[:] = np.array(regions, np.int64).T
         bounds_in_runs(self._addresses, least, most, self._lows, self._highs)
         self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
-        if self._reading is not None:
+        if self._reading is not None and self._reach is None:
             self._leaps[:] = True  # pages are counted by the look-ups that want them
         if self._reach is not None:
             return
@@ -471,6 +471,9 @@ class Settlement:
         """Runs are read through, from the one at hand on; returns the fuel that took."""
         leaps = np.flatnonzero(self._leaps[self._at : self._stop])
         stop = self._at + int(leaps[0]) if len(leaps) else self._stop
+        if self._reading is not None:
+            stop = self._at + 1
+        run, start = self._at, max(self._next, int(self._lows[self._at]))
         most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // self._row_bytes))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
@@ -488,9 +491,26 @@ class Settlement:
         self._at, self._next, self._link = cursor.tolist()
         found = pairs.count - before
         meter.comparisons += passed
-        meter.pages_read += 1 + passed // self._page_hashes
+        if self._reading is None:
+            meter.pages_read += 1 + passed // self._page_hashes
+        else:
+            self._count_scan(self._reading, run, start, pairs, before, meter)
         self._resident += passed * (self._row_bytes if found else _HASH_BYTES)
         return max(1, passed // _ROWS_A_FUEL) + found
+
+    def _count_scan(self, reading: Reading, run: int, start: int, pairs: PairBuffer, before: int, meter: Meter) -> None:
+        """Count the pages of a run that was read from some row on: of rows, those of what was found."""
+        stop = self._next if self._at == run else int(self._highs[run])
+        reading.read_hashes(start, max(start, stop - 1), self._length, meter)
+        meter.comparisons += pairs.count - before
+        if pairs.count > before:
+            rows = pairs.rows[before : pairs.count] & 0xFFFFFFFF
+            reading.read_rows(rows, meter)
+            if isinstance(self.debtor, OwingRuns):
+                owing = self._buffer.rows[pairs.probes[before : pairs.count]]
+                self.debtor.count_rows(owing, reading.pages, meter)
+        if self._at != run and self._at < self._stop:
+            reading.begin_run(self._entries[self._at].run.rows)
 
     def _leap(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """The slice is looked up in the run at hand; returns the fuel that took."""
