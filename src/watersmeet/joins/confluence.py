@@ -23,6 +23,7 @@ from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import parse_seconds
 from watersmeet.engine.arrival import Task
+from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
@@ -115,34 +116,6 @@ class Stayed(NamedTuple):
 
     hashes: Int64
     columns: list[pa.Array]
-
-
-class MergeTask:
-    """Runs that become one. A snapshot knows nothing of it: whoever goes on from there begins anew."""
-
-    lookup = None
-
-    def __init__(self, join: Confluence, side: int, merge: Merge) -> None:
-        self._join = join
-        self.side = side
-        self.merge = merge
-
-    @property
-    def done(self) -> bool:
-        """Whether the merged run is there."""
-        return self.merge.merged is not None
-
-    def work(self, fuel: int) -> int:
-        """Merge a little; returns the fuel that took."""
-        return self._join.merge_some(self.merge)
-
-    def finish(self) -> None:
-        """The one run takes the place of the others."""
-        self._join.merged(self.side, self.merge)
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {"kind": "merge"}
 
 
 class Confluence(RoomFirst, ProgressiveJoin):

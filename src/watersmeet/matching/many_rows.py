@@ -93,6 +93,7 @@ class ManyRows(AddressedRows):
             found = check_blocks(runs, self._sources, ids, _CHECKED_AT_ONCE)
             read += found
         if read:
+            self.resident.let_go_of_rows()  # those of other inputs are next
             self._unread = sum(run.blocks_unchecked for run in self._runs)
             self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
 

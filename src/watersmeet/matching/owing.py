@@ -12,6 +12,7 @@ from watersmeet.matching.settlement import OwingRows
 from watersmeet.runs.sorted_run import MergedRows
 
 _ROW = 0xFFFFFFFF
+_HASH_BYTES = 8
 
 
 class OwingInput:
@@ -23,6 +24,7 @@ class OwingInput:
         runs = [each.runs[attribute] for each in sets[first:]]
         self._runs = MergedRows(runs) if runs else None
         self._numbers = np.array([run_number(first + i, attribute, len(sets)) << 32 for i in range(len(runs))])
+        self._resident, self._attribute = rows.resident, attribute
         self._memory = OwingRows(rows.table.orders[attribute], low, high, sorting)
 
     @property
@@ -39,6 +41,7 @@ class OwingInput:
         if self._runs is not None and not self._runs.done:
             count = self._runs.next_sorted(hashes, ids)
             ids[:count] = self._numbers[ids[:count] >> 32] + (ids[:count] & _ROW)
+            self._resident.read_hashes(self._attribute, len(self._numbers), _HASH_BYTES * count)
         if count < len(ids):
             count += self._memory.next_slice(hashes[count:], ids[count:])
         return count

@@ -16,11 +16,12 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Step
+from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.multiway.many_settlement import ManySettlement, SetMergeTask
+from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Slice
@@ -247,7 +248,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def close(self) -> None:
         """Let go of everything."""
-        if isinstance(self._task, SetMergeTask) and not self._task.done:
+        if isinstance(self._task, MergeTask) and not self._task.done:
             self._task.merge.abort()
         self._settling = None
         super().close()
@@ -313,7 +314,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
 
     def _is_urgent(self, task: Any) -> bool:
-        return isinstance(task, SetMergeTask) or (isinstance(task, ManySettlement) and task.urgent)
+        return isinstance(task, MergeTask) or (isinstance(task, ManySettlement) and task.urgent)
 
     def _give_way(self, task: Any) -> None:
         if isinstance(task, ManySettlement) and task.waiting:
@@ -440,12 +441,12 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _to_merge(self, number: int) -> list[RunSet]:
         return self.disks[number].to_merge(self._fan_in)
 
-    def _merge_task(self) -> SetMergeTask | None:
+    def _merge_task(self) -> MergeTask | None:
         for number, table in enumerate(self.tables):
             sets = self._to_merge(number)
             if sets:
                 names = [self._new_name(number, attribute) for attribute in range(len(table.orders))]
-                return SetMergeTask(self, number, SetMerge(self.store, names, sets, self._block_bytes))
+                return MergeTask(self, number, SetMerge(self.store, names, sets, self._block_bytes))
         self._runs_changed = False
         return None
 

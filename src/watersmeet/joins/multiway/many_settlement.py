@@ -43,7 +43,6 @@ from watersmeet.engine.pipeline import Pipeline, Scope
 from watersmeet.matching.many_rows import Mixed, SettlingRows
 from watersmeet.matching.owing import OwingInput
 from watersmeet.policies.probing import Step
-from watersmeet.runs.run_set import SetMerge
 
 if TYPE_CHECKING:
     from watersmeet.joins.multiway.confluence import ManyConfluence
@@ -257,29 +256,3 @@ class ManySettlement(DrivenTask):
     def first_attribute(self, steps: Sequence[Step]) -> int:
         """The attribute of the driver by which its rows are looked up first."""
         return self.join.spec.attribute_of(steps[0].edge, 1 - steps[0].side)
-
-
-class SetMergeTask:
-    """Sets of runs that become one. A snapshot knows nothing of it: whoever goes on from there begins anew."""
-
-    def __init__(self, join: ManyConfluence, number: int, merge: SetMerge) -> None:
-        self._join = join
-        self.number = number
-        self.merge = merge
-
-    @property
-    def done(self) -> bool:
-        """Whether the merged runs are there."""
-        return self.merge.merged is not None
-
-    def work(self, fuel: int) -> int:
-        """Merge a little; returns the fuel that took."""
-        return self._join.merge_some(self.merge)
-
-    def finish(self) -> None:
-        """The one set takes the place of the others."""
-        self._join.merged(self.number, self.merge)
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {"kind": "merge"}
