@@ -41,7 +41,8 @@ def test_every_combination_exactly_once(operator_class: type[Any], chunk: int) -
     often = 2 if operator_class in (JoinTree, ManyConfluence) else 1
     assert summary.spilled > summary.cases / 2 / often, summary
     assert summary.reactive > summary.cases / 10 / often, summary
-    assert summary.cleaned_up > summary.cases / 4 / often, summary
+    # It also works in idle time, and leaves even less.
+    assert summary.cleaned_up > summary.cases / 4 / (4 if operator_class is ManyConfluence else often), summary
     assert summary.restored >= summary.cases // 10
     assert summary.asked_for_more <= summary.cases // 50, summary
     shapes = dict(summary.kinds)
