@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 TIMING = Timing(
     rows=90_000,
-    rate=4000.0,
+    rate=2500.0,
     stalls=((0.15, 2.0), (0.35, 2.5), (0.6, 3.0), (0.8, 2.0)),
 )
-"""About 33 seconds; silences are long enough for several micro-batches."""
+"""About 45 seconds; silences are long enough for several micro-batches."""
 REHEARSAL_ROWS = 3000
 ROWS_PER_BATCH = 20_000
 

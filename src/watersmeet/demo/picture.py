@@ -76,7 +76,7 @@ def _draw_results(axes: Any, schedule: Schedule, record: Record, progress: Progr
     before = record.results_before(schedule.end_time)
     axes.annotate(
         f"last row arrives:\n{before / max(1, last.results):.0%} delivered",
-        (schedule.end_time, before), xytext=(-12, -78), textcoords="offset points", ha="right", fontsize=9,
+        (schedule.end_time, before), xytext=(-12, -130), textcoords="offset points", ha="right", fontsize=9,
         arrowprops={"arrowstyle": "-", "color": "#444444", "linewidth": 0.8},
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2},
     )  # fmt: skip

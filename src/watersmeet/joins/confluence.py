@@ -56,7 +56,7 @@ _LEAST_SLICE = 64
 _MOST_SLICE = 1 << 16
 _BUFFER_SHARE = 16
 _LEAST_FAN_IN = 3
-_MOST_FAN_IN = 256
+_MOST_FAN_IN = 512
 """Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
 is a small share of the memory."""
 _MOST_BLOCK = 256 << 10

@@ -75,7 +75,7 @@ _LEAST_PART = 64
 _EVERYTHING = 1 << 62
 _AROUND = 64 << 10
 """Bytes that the system maps around what is read."""
-_MOST_MAPPED = 2 << 20
+_MOST_MAPPED = 4 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
 

@@ -25,7 +25,7 @@ from watersmeet.kernels import counting
 from watersmeet.kernels.counting import LEVELS, Counts
 from watersmeet.memory import Budget
 
-_SHARE = 16
+_SHARE = 64
 """One part of the memory is for counters."""
 _COUNTER_BYTES = 2 * 4 * 2
 """Of both sides: what came since the last flush, twice, and what came before, at two rates."""

@@ -107,6 +107,7 @@ class Tally:
         self.results = 0
         self._peak = 0
         self._spilled = 0
+        self._on_disk = 0
         self._first: float | None = None
 
     def add(self, report: BatchReport) -> None:
@@ -115,6 +116,8 @@ class Tally:
         self.results += report.results
         self._peak = max(self._peak, int(report.figures.get("memory", 0)))
         self._spilled += int(report.figures.get("spilled", 0))
+        if report.rows:  # groups without rows in a batch tell nothing of their state
+            self._on_disk = int(report.figures.get("state_bytes", 0))
         if self._first is None and self.results:
             self._first = report.began + report.seconds - self.began
 
@@ -131,7 +134,7 @@ class Tally:
             peak=self._peak,
             budget=self.budget,
             spilled=self._spilled,
-            on_disk=int(last.figures.get("state_bytes", 0)) if last else 0,
+            on_disk=self._on_disk,
             phase=phase,
             algorithm=self.algorithm,
             done=done,
