@@ -27,6 +27,7 @@ from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.kernels.addressed import OTHER
 from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
@@ -646,7 +647,17 @@ class Confluence(RoomFirst, ProgressiveJoin):
         if self.keeping is None:
             return None
         most = min(table.rows // 4, self._block_bytes * table.rows // max(1, table.row_nbytes))
-        return self.keeping.choose(side, self.tables, most)
+        chosen = self.keeping.choose(side, self.tables, most)
+        return chosen if chosen is not None and self._fit_into_buffer(table, chosen.numbers) else None
+
+    def _fit_into_buffer(self, table: Memtable, numbers: Int32) -> bool:
+        """Whether copies of some rows do: those of frequent keys may be wider than others."""
+        if OTHER in table.widths:
+            return False  # what single nested values take is not known
+        widths = np.full(len(numbers), len(table.types), np.int64)  # for offsets and bitmaps
+        for column in range(len(table.types)):
+            table.widen(column, numbers, widths)
+        return int(widths.sum()) <= min(self._block_bytes, table.held // 4)
 
     def _copied(self, side: int, numbers: Int32) -> Stayed:
         table = self.tables[side]
