@@ -284,6 +284,7 @@ def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") ->
         algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
     if algorithm not in WINDOW_ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(WINDOW_ALGORITHMS))}")
+    WINDOW_ALGORITHMS[algorithm].refuse_unfit(spec)
     return WINDOW_ALGORITHMS[algorithm], reason
 
 

@@ -27,6 +27,17 @@ def test_files_joined_by_windows(tmp_path: Path) -> None:
     assert [(row["page"], row["ts"].second, row["at"].second) for row in rows] == [("a", 0, 8), ("c", 40, 30)]
 
 
+def test_files_joined_by_time_alone_and_with_a_band_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    windows = ["--time", "ts = at", "--window", "10s", "--idle", "1 min"]
+    assert run(["window-join", *files(tmp_path), *windows, "--quiet", "-o", str(out)]) == 0
+    rows = sorted((row["page"], row["at"].second) for row in pq.read_table(out).to_pylist())
+    assert rows == [("a", 8), ("b", 8), ("c", 30), ("c", 44)]
+    assert run(["window-join", *files(tmp_path), "--band", "ad:0", *windows, "--quiet", "-o", str(out)]) == 0
+    rows = sorted((row["page"], row["at"].second) for row in pq.read_table(out).to_pylist())
+    assert rows == [("a", 8), ("c", 30)]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -34,6 +45,7 @@ def test_files_joined_by_windows(tmp_path: Path) -> None:
         (["--time", "ts", "--window", "10s"], "join column 'ts' is not in"),
         (["--time", "ts = at", "--window", "1s", "--window", "1s", "--window", "1s"], "two windows at most"),
         (["--window", "1s"], "--time"),
+        (["--time", "ts = at", "--window", "1s", "--idle", "0"], "idle=0 would take every input for silent"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -16,6 +16,7 @@ from watersmeet.checks.windows import conform_windows, make_window_case
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import TimeSpan, WindowJoinSpec, parse_windows
+from watersmeet.engine.silence import Silence
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.settlement import OwingRows
 from watersmeet.matching.window_debts import WindowDebts
@@ -176,6 +177,30 @@ def numbers_stay(debts: WindowDebts, side: int, count: int) -> None:
     debts.refresh()
 
 
+def still_overtaken(silence: Silence, now: float, speaks: Any) -> list[bool]:
+    """An input that has spoken goes on following the other."""
+    before = list(silence.overtaken)
+    found = real_listen(silence, now, speaks)
+    silence.overtaken = [was or each for was, each in zip(before, silence.overtaken, strict=True)]
+    return found
+
+
+def never_overtaken(silence: Silence, now: float, speaks: Any) -> list[bool]:
+    """A silent input holds back the other for ever."""
+    return [False, False]
+
+
+def overtaken_at_once(silence: Silence, now: float, speaks: Any) -> list[bool]:
+    """An input follows the other before it has been silent for long enough."""
+    silence._idle = 0.0
+    return real_listen(silence, now, speaks)
+
+
+def looks_less_far(timing: Timing, side: int, times: Any) -> Any:
+    return real_meets(timing, side, times) - 1
+
+
+real_listen, real_meets = Silence.listen, Timing.meets
 real_threshold, real_expired = OwingRows.threshold, Timing.expired_before
 real_span, real_let_expire = WindowMemtable.span_from, WindowMemtable.let_expire
 
@@ -189,6 +214,10 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
     "rows that owe look less far back": (WindowMemtable, "span_from", floors_too_high),
     "numbers of rows stay when the first are gone": (WindowDebts, "rows_dropped", numbers_stay),
     "rows expire that owe": (WindowMemtable, "let_expire", any_row_may_expire),
+    "an input stays out of the watermark after it spoke": (Silence, "listen", still_overtaken),
+    "a silent input is waited for": (Silence, "listen", never_overtaken),
+    "an input is overtaken before its time": (Silence, "listen", overtaken_at_once),
+    "rows look less far ahead": (Timing, "meets", looks_less_far),
 }
 
 

@@ -88,7 +88,8 @@ class Pipeline:
         hashes, valid = self.codec.hash(side, self.plans[side].key_arrays(rows))
         assert self.spec.window.time is not None
         timed = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
-        own = (hashes.view(np.uint64) % GROUPS == group) & timed
+        groups = hashes.view(np.uint64) % GROUPS if self.spec.equalities else np.zeros(rows.num_rows)
+        own = (groups == group) & timed
         return rows.filter(pa.array(own if valid is None else own & valid))
 
     def _delivered(self, group: int, tables: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

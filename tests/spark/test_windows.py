@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as fn
 
 from spark.clicks import WINDOW, Clicks, expected_rows, tables_of, with_key
 from spark.frames import rows_in
 from watersmeet.core.errors import SpecError
+from watersmeet.core.spec import band
 from watersmeet.core.windows import rows
 from watersmeet.spark import window_join
 
@@ -76,3 +78,22 @@ def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
         window_join(frame, frame, on="id", time="t", window=5, state=tmp_path)
     with pytest.raises(SpecError, match=r"delays are told by timestamps"):
         window_join(frame, frame, on="id", time="t", window=5, delays=True)
+
+
+@pytest.mark.parametrize("on", [None, band("k", 2)], ids=["time", "band"])
+def test_without_an_equality_all_rows_are_one_group(spark: Any, tmp_path: Path, on: Any) -> None:
+    rng = np.random.default_rng(8)
+    frames = []
+    for side in "lr":
+        rows_of_side = pa.table({"k": rng.integers(0, 20, 900), "t": np.sort(rng.integers(0, 3_000, 900))})
+        pq.write_table(rows_of_side.rename_columns([f"{side}k", f"{side}t"]), tmp_path / side, row_group_size=200)
+        frames.append(spark.read.parquet(str(tmp_path / side)))
+    condition = None if on is None else band("lk = rk", 2)
+    joined = window_join(*frames, condition, time="lt = rt", window=(30, 10), memory="1 MiB")
+    apart = fn.col("rt") - fn.col("lt")
+    near = (apart <= 30) & (apart >= -10)
+    expected = frames[0].join(frames[1], near if on is None else near & (fn.abs(fn.col("lk") - fn.col("rk")) <= 2))
+    found = rows_in(joined.toArrow())
+    assert found == rows_in(expected.toArrow()) and found.total() > 1_000
+    with pytest.raises(SpecError, match="without an equality it is not known which rows can meet"):
+        window_join(*frames, condition, time="lt = rt", window=5, partitions=2)

@@ -60,7 +60,7 @@ class Explanation:
         queues = queue_bytes(self.memory)
         least = "" if self.choice.least is None else f"; at least {format_bytes(self.choice.least)}"
         lines = [(name, columns(schema)) for name, schema in self.inputs.items()]
-        lines.append(("on", ", ".join(self.on)))
+        lines.append(("on", ", ".join(self.on) or "the window alone"))
         if self.window is not None:
             lines.append(("window", self.window))
         lines += [
@@ -121,6 +121,8 @@ def conditions(on: object) -> tuple[str, ...]:
     >>> conditions(["id", Band("price", "bid", 0.05)]), conditions(Equal("id", "order"))
     (('id', '|price - bid| <= 0.05'), ('id = order',))
     """
+    if on is None:
+        return ()
     if isinstance(on, Band):
         return (f"|{on.left} - {on.right}| <= {on.width}",)
     if isinstance(on, Equal):

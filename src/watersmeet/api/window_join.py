@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 def window_join(
     left: object,
     right: object,
-    on: On,
+    on: On | None = None,
     *,
     time: str | Sequence[str] | None = None,
     window: object,
     slide: Span | None = None,
     lateness: Span | None = None,
     late: str = "keep",
+    idle: Span | float | None = None,
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     suffixes: tuple[str, str] = ("", "_right"),
@@ -51,7 +52,7 @@ def window_join(
     order by no more than `lateness`.
 
     :param on: a column of both inputs, `"left_column = right_column"`, or a list of these; a band may stand beside
-        them.
+        them, or alone. Without, all rows meet whose times lie close enough.
     :param time: the column that tells the time, `"left_column = right_column"` if they have different names: dates,
         timestamps or integers. Rows without a time meet nothing.
     :param window: `"10 min"`, or for a column of integers a number; `wm.rows(1000)`, the last so many rows in order of
@@ -61,6 +62,9 @@ def window_join(
     :param lateness: by so much a row may be older than the newest of its input before it.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the join. They are counted in `progress.late`.
+    :param idle: after so long, `"30 s"` or seconds, an input that says nothing while the other does no longer holds it
+        back: it counts as having come as far as the other, until it speaks. What it then says may be late. A source
+        that has nothing to say can tell the time in a punctuation, `wm.Punctuation({"ts": wm.between(None, now)})`.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param suffixes: added to columns that both inputs have and that are not joined on.
@@ -81,7 +85,7 @@ def window_join(
     from watersmeet.planner import WINDOW_ALGORITHMS
 
     conditions = parse_on(on)
-    windows = parse_windows(window, time, slide, lateness, late)
+    windows = parse_windows(window, time, slide, lateness, late, idle)
     settings = Settings.of(memory, spill, wait, on_progress, page)
     check_choice(algorithm, options, WINDOW_ALGORITHMS)
     called = two_names(names, (left, right), ("left", "right"))

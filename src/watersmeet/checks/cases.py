@@ -40,6 +40,8 @@ class Move:
 
     event: Event
     polls: int
+    pause: float = 0.0
+    """Seconds of silence before it."""
 
     def __str__(self) -> str:
         match self.event:
@@ -51,7 +53,7 @@ class Move:
                 text = f"{side}:P({str(Punctuation(pattern))[:40]})"
             case _:
                 text = "stall"
-        return f"{text}/{self.polls}"
+        return (f"+{self.pause:g}s " if self.pause else "") + f"{text}/{self.polls}"
 
 
 @dataclass(frozen=True, eq=False)

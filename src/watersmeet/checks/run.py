@@ -121,6 +121,7 @@ class Run:
         self._ended = [False] * case.inputs
         self._stalled = False
         self._polls = self._steps = self._idle = self._restored = 0
+        self._paused = 0.0
         self._cost = Cost()
         self._peak = 0
         self._phases: set[str] = set()
@@ -137,6 +138,7 @@ class Run:
         for move in self._case.moves:
             while self._status is Status.HAS_OUTPUT:
                 self._poll()
+            self._paused += move.pause
             self._receive(move.event)
             for _ in range(move.polls):
                 self._poll()
@@ -171,7 +173,7 @@ class Run:
     def _poll(self) -> pa.RecordBatch | None:
         fuel = self._case.fuel[self._polls % len(self._case.fuel)] << min(30, self._polls // FUEL_DOUBLES_AFTER)
         before = self._operator.phase
-        step = self._operator.poll(self._polls * 0.001, fuel)
+        step = self._operator.poll(self._paused + self._polls * 0.001, fuel)
         phase = self._operator.phase
         self._polls += 1
         self._status = step.status

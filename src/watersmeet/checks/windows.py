@@ -21,12 +21,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.checks.cases import PLENTY, Case, make_case, random_fuel, random_moves
+from watersmeet.checks.cases import PLENTY, Case, Move, make_case, random_fuel, random_moves
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
-from watersmeet.checks.oracle.windows import reference_window_pairs
+from watersmeet.checks.oracle.nested_loops import comparable_values
+from watersmeet.checks.oracle.windows import Look, reference_window_pairs
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 from watersmeet.core.arrays import Int64
-from watersmeet.core.protocol import Arrive
+from watersmeet.core.promises import Range
+from watersmeet.core.protocol import Arrive, Punctuate
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec, WindowSpec
 
@@ -37,6 +39,9 @@ _SHARES = (0.5, 0.15, 0.15, 0.06, 0.04, 0.1)
 _UNITS = ("s", "ms", "us", "ns")
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FUEL_FOR_SCANS = 20
+_SILENCE = 100.0
+_WITHOUT_CONDITION = 0.12
+_MOST_WITHOUT_CONDITION = 90
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +53,47 @@ class WindowCase(Case):
         """What the oracle says."""
         assert isinstance(self.spec, WindowJoinSpec)
         left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
-        return reference_window_pairs(left, right, self.spec, self.order)
+        return reference_window_pairs(left, right, self.spec, self.order, self.looks)
+
+    @property
+    def speaks_or_falls_silent(self) -> bool:
+        """Whether more than its rows tells how far an input has come."""
+        assert isinstance(self.spec, WindowJoinSpec)
+        punctuated = any(isinstance(move.event, Punctuate) for move in self.moves)
+        return self.spec.window.idle is not None or punctuated
 
     @property
     def order(self) -> list[int]:
         """The inputs of the rows, in the order of their arrival."""
         arrivals = [move.event for move in self.moves if isinstance(move.event, Arrive)]
         return [arrival.input for arrival in arrivals for _ in range(arrival.batch.num_rows)]
+
+    @property
+    def looks(self) -> list[Look]:
+        """What the operator is shown at each poll after something has come, and when."""
+        looks: list[Look] = []
+        items: list[tuple[int, int | None]] = []
+        now = 0.0
+        for move in self.moves:
+            now += move.pause
+            match move.event:
+                case Arrive(input=side, batch=batch):
+                    items += [(side, None)] * batch.num_rows
+                case Punctuate(input=side, pattern=pattern):
+                    items.append((side, self._bound(side, pattern)))
+            if move.polls:
+                looks.append((now + 1e-6 * len(looks), items))
+                items = []
+        return [*looks, (now + 1e-6 * len(looks), items)]
+
+    def _bound(self, side: int, pattern: Mapping[str, object]) -> int:
+        ((name, bound),) = pattern.items()
+        assert isinstance(bound, Range)
+        column = pa.chunked_array([pa.array([bound.high], self.table(side).schema.field(name).type)])
+        assert isinstance(self.spec, WindowJoinSpec)
+        (value,) = comparable_values(column, self.spec.time_types[1 - side])
+        assert isinstance(value, int)
+        return value
 
     def __str__(self) -> str:
         assert isinstance(self.spec, WindowJoinSpec)
@@ -65,11 +104,18 @@ def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> Wi
     """The case of this seed for this operator."""
     rng = np.random.default_rng([seed, 0x71DE])
     base = make_case(seed, _with_bands(operator_class), **options)
-    if not base.spec.equalities:
+    needs_keys = getattr(operator_class, "needs_keys", True)
+    if not base.spec.equalities and needs_keys:
         base = make_case(seed, _without_bands(operator_class), **options)
     kind = str(rng.choice(KINDS, p=_SHARES))
-    # Windows let fewer pairs through: most cases have their rows twice.
-    tables = [_repeated(base.table(side), 2 if len(base.pairs) < 200 else 1) for side in (0, 1)]
+    on = base.spec.on
+    if not needs_keys and np.random.default_rng([seed, 0x0FF]).random() < _WITHOUT_CONDITION:
+        on = ()
+    # Windows let fewer pairs through: most cases have their rows twice. Without a condition more rows meet.
+    often = 2 if on and len(base.pairs) < 200 else 1
+    tables = [_repeated(base.table(side), often) for side in (0, 1)]
+    if not on:
+        tables = [table.slice(0, _MOST_WITHOUT_CONDITION) for table in tables]
     if kind == "rows":
         most = max(1, max(table.num_rows for table in tables))
         windows = tuple(Rows(int(rng.choice([1, 2, 1 + most // 20, 1 + most // 6, 1 + most // 2]))) for _ in (0, 1))
@@ -79,14 +125,18 @@ def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> Wi
         names = window.time or ("", "")
         tables = [table.append_column(names[side], times[side]) for side, table in enumerate(tables)]
     spec = WindowJoinSpec(
-        tables[0].schema, tables[1].schema, base.spec.on, output=base.spec.output, suffixes=base.spec.suffixes,
+        tables[0].schema, tables[1].schema, on, output=base.spec.output, suffixes=base.spec.suffixes,
         window=window,
     )  # fmt: skip
     case = _case(base, spec, tables, rng, operator_class, options)
+    if kind != "rows":
+        case = _perhaps_silent(seed, case)
     if window.late == "drop" and not _any_late(case) and rng.random() < 0.5:
         spec = replace(spec, window=replace(window, late="error"))
         case = replace(case, spec=spec)
-    return replace(case, kinds=(*base.kinds, f"window of {kind}"))
+    silences = ("silences",) if case.speaks_or_falls_silent else ()
+    keys = base.kinds if spec.equalities else ("band alone",) if on else ("no condition",)
+    return replace(case, kinds=(*keys, *silences, f"window of {kind}"))
 
 
 def _case(
@@ -106,6 +156,38 @@ def _case(
     return WindowCase(base.seed, spec, tables[0], tables[1], moves, base.fuel, memory, least, restores)
 
 
+def _perhaps_silent(seed: int, case: WindowCase) -> WindowCase:
+    """Some cases have silences, after which an input no longer holds back the other, and inputs that tell the time."""
+    rng = np.random.default_rng([seed, 0x1D7E])
+    assert isinstance(case.spec, WindowJoinSpec)
+    moves = list(case.moves)
+    if rng.random() < 0.3:
+        # Polls take a moment: silences and what is waited for differ by far more than all of them together.
+        window = replace(case.spec.window, idle=_SILENCE * (int(rng.integers(0, 3)) + 0.5))
+        case = replace(case, spec=replace(case.spec, window=window))
+        pauses = _SILENCE * rng.choice([0, 0, 0, 1, 2], len(moves))
+        moves = [replace(move, pause=float(pause)) for move, pause in zip(moves, pauses, strict=True)]
+    if rng.random() < 0.2:
+        moves = _with_punctuations(rng, case, moves)
+    return replace(case, moves=tuple(moves))
+
+
+def _with_punctuations(rng: Rng, case: WindowCase, moves: list[Move]) -> list[Move]:
+    """Some rows tell their time once more, in a punctuation."""
+    found: list[Move] = []
+    assert isinstance(case.spec, WindowJoinSpec) and case.spec.window.time is not None
+    for move in moves:
+        found.append(move)
+        if not isinstance(move.event, Arrive) or rng.random() < 0.6:
+            continue
+        side, name = move.event.input, case.spec.window.time[move.event.input]
+        times = move.event.batch.column(name).drop_null()
+        if len(times):
+            bound = Range(None, times[int(rng.integers(len(times)))].as_py())
+            found.append(Move(Punctuate(side, {name: bound}), int(rng.integers(0, 3))))
+    return found
+
+
 def _repeated(table: pa.RecordBatch, times: int) -> pa.RecordBatch:
     columns = [pa.concat_arrays([column] * times) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
@@ -123,6 +205,8 @@ def _without_bands(operator_class: type[Any]) -> type[Any]:
 def _any_late(case: WindowCase) -> bool:
     spec = case.spec
     assert isinstance(spec, WindowJoinSpec) and spec.window.time is not None
+    if case.speaks_or_falls_silent:
+        return True
     for side in (0, 1):
         column = case.table(side).column(spec.window.time[side])
         unit = timedelta(microseconds=1)

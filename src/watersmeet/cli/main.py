@@ -115,6 +115,7 @@ def add_window_join_parser(commands: Any) -> Parser:
     parser.add_argument("--slide", metavar="SPAN", help="windows move by so much at once")
     parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
     parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.add_argument("--idle", metavar="SPAN", help="a silent input holds back the other for so long")
     parser.set_defaults(run=run_window_join)
     return parser
 
@@ -297,7 +298,7 @@ def run_window_join(args: argparse.Namespace) -> int:
     from watersmeet.api.window_join import window_join
     from watersmeet.core.errors import SpecError
 
-    on = _conditions(args)
+    on = _conditions(args) if args.on or args.band is not None else None
     if len(args.window) > 2:
         raise SpecError("there are two windows at most, one for each input")
     _run(
@@ -311,6 +312,7 @@ def run_window_join(args: argparse.Namespace) -> int:
             slide=args.slide,
             lateness=args.lateness,
             late=args.late,
+            idle=args.idle,
             memory=args.memory,
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),

@@ -9,7 +9,7 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
@@ -83,14 +83,16 @@ Condition: TypeAlias = "Equal | Band"
 On: TypeAlias = "str | tuple[str, str] | Equal | Band | Sequence[str | tuple[str, str] | Equal | Band]"
 
 
-def parse_on(on: On) -> tuple[Condition, ...]:
-    """Join conditions from what people write.
+def parse_on(on: On | None) -> tuple[Condition, ...]:
+    """Join conditions from what people write; None: there are none.
 
     >>> parse_on("id")
     (Equal(left='id', right='id'),)
     >>> parse_on(["id", "order_day = day"])
     (Equal(left='id', right='id'), Equal(left='order_day', right='day'))
     """
+    if on is None:
+        return ()
     if isinstance(on, Equal | Band):
         return (on,)
     if isinstance(on, str):
@@ -137,11 +139,13 @@ class JoinSpec:
     """What error messages call the inputs."""
     promises: tuple[Promises, Promises] = (Promises(), Promises())
     """What each input promises of its rows."""
+    needs_condition: ClassVar[bool] = True
+    """Whether there is nothing else than `on` by which rows meet."""
 
     def __post_init__(self) -> None:
         if self.how != "inner":
             raise SpecError(f"how={self.how!r} is not supported; only 'inner' is")
-        if not self.on:
+        if not self.on and self.needs_condition:
             raise SpecError("a join needs at least one condition")
         if len(self.suffixes) != 2 or not all(isinstance(suffix, str) for suffix in self.suffixes):
             raise SpecError(f"suffixes must be two strings, not {self.suffixes!r}")

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cached_property
-from typing import TypeAlias, overload
+from typing import ClassVar, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -164,6 +164,8 @@ class WindowSpec:
     """By so much a row may be older than the newest of its input before it."""
     late: str = "keep"
     """What becomes of later rows: they meet what has not expired, are dropped, or end the join with an error."""
+    idle: float | None = None
+    """Seconds after which an input that says nothing no longer holds back the other (`engine.silence`); None: never."""
 
 
 def parse_windows(
@@ -172,6 +174,7 @@ def parse_windows(
     slide: Span | None = None,
     lateness: Span | None = None,
     late: str = "keep",
+    idle: object = None,
 ) -> WindowSpec:
     """The windows of a join from what people write.
 
@@ -190,7 +193,15 @@ def parse_windows(
         None if slide is None else parse_span(slide),
         0 if lateness is None else parse_span(lateness),
         late,
+        None if idle is None else _parse_idle(idle),
     )
+
+
+def _parse_idle(idle: object) -> float:
+    seconds = parse_seconds(idle, "idle")
+    if not seconds:
+        raise SpecError("idle=0 would take every input for silent; give a length of time such as '30 s'")
+    return seconds
 
 
 def _time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | None:
@@ -329,16 +340,15 @@ class WindowJoinSpec(JoinSpec):
     """
 
     window: WindowSpec = WindowSpec((0, 0))
+    needs_condition: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.equalities:
-            raise SpecError("a window join needs at least one column with equal values; a band can stand beside it")
         counted = [isinstance(window, Rows) for window in self.window.windows]
         if any(counted) and not all(counted):
             raise SpecError("one window counts rows and the other measures time; let both do the same")
         if all(counted):
-            extra = [name for name in ("time", "slide", "lateness") if getattr(self.window, name)]
+            extra = [name for name in ("time", "slide", "lateness", "idle") if getattr(self.window, name)]
             if extra:
                 raise SpecError(f"a window of rows knows no time, so {extra[0]} has no meaning; leave it out")
         elif self.window.time is None:

@@ -35,6 +35,7 @@ from watersmeet.matching.range_lookup import RangeLookup, RangePlan
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
+from watersmeet.matching.time_keys import TimeReach
 from watersmeet.matching.upkeep import Upkeep
 from watersmeet.memory import format_bytes
 from watersmeet.policies.keeping import Keeping, Staying
@@ -314,6 +315,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         by_hash = self.spec.band is None and self.budget.total >= 2 * self._least
         return Keeping.within(self.budget) if by_hash else None
 
+    def _reach(self, side: int) -> BandKeys | TimeReach | None:
+        """Which sort keys rows of a side look for; None: their own."""
+        return self.codec if isinstance(self.codec, BandKeys) else None
+
     def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition] | None:
         """What rows of a side that settle ask of others besides equal keys; None: nothing."""
         return None
@@ -373,9 +378,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
-        other = self.tables[1 - side]
-        if isinstance(self.codec, BandKeys):
-            return RangeLookup(self.codec.probe(hashes, columns), other, Between(side, source, other))
+        other, reach = self.tables[1 - side], self._reach(side)
+        if reach is not None:
+            return RangeLookup(reach.probe(hashes, columns), other, Between(side, source, other))
         return Lookup(Probe(hashes, other.buckets_of(hashes)), other, Between(side, source, other))
 
     # --- work ---
@@ -511,8 +516,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         elif isinstance(debtor, OwingRows):
             # Runs that most rows have yet to meet come first: a settlement that is cut short left them for later.
             entries = sorted((entry for entry in entries if entry.since < debtor.high), key=lambda entry: entry.since)
-        reach, condition = self.codec if isinstance(self.codec, BandKeys) else None, self._condition(side)
-        how = self._slice, self.sizing.page_bytes, self._pages, reach, condition
+        how = self._slice, self.sizing.page_bytes, self._pages, self._reach(side), self._condition(side)
         settlement = Settlement(side, debtor, entries, *how)
         settlement.most_mapped = self._most_mapped or settlement.most_mapped
         return settlement

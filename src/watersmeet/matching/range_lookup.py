@@ -33,7 +33,7 @@ class RangeCodec(KeyCodec):
         super().__init__(spec)
         self.band = None if spec.band is None else BandCodec(spec)
         self._equalities = len(spec.equalities)
-        self._verified = 0 if self.exact else self._equalities
+        self.verified_keys = 0 if self.exact else self._equalities
         self.tagged = self.band is not None and self._equalities > 0
         self.verifies_band = self.band is not None and not self.band.exact
         self.exact = self.exact and not self.verifies_band
@@ -41,7 +41,7 @@ class RangeCodec(KeyCodec):
     def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         """The word of each row, from its key columns and then its band column, and which rows can match anything."""
         if self.band is None:
-            return self.words(side, columns) if not self._verified else super().hash(side, columns)
+            return self.words(side, columns) if not self.verified_keys else super().hash(side, columns)
         words, valid = self.band.words(side, columns[-1])
         if self._equalities:
             _, known = super().hash(side, columns[:-1])
@@ -54,7 +54,7 @@ class RangeCodec(KeyCodec):
 
     def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Bool | None:
         """Which pairs of rows that were found truly match; None if all do."""
-        equal = super().equal(left[: self._verified], right[: self._verified])
+        equal = super().equal(left[: self.verified_keys], right[: self.verified_keys])
         if self.verifies_band:
             assert self.band is not None
             close = self.band.within(left[-1], right[-1])
@@ -81,7 +81,7 @@ class RangePlan(RowPlan):
 
     def __init__(self, spec: JoinSpec, side: int, codec: RangeCodec) -> None:
         band = [] if spec.band is None else [spec.band.column(side)]
-        super().__init__(spec, side, not codec._verified, band if codec.verifies_band else ())
+        super().__init__(spec, side, not codec.verified_keys, band if codec.verifies_band else ())
         self._codec = codec
         self._side = side
         self._bands = [spec.input(side).get_field_index(name) for name in band]

@@ -70,7 +70,7 @@ class BandKeys(RangeCodec):
         self.tagged = False
         self._coarse = self._equalities > 0
         if self._coarse:
-            self._verified = self._equalities
+            self.verified_keys = self._equalities
             self.verifies_band, self.exact = True, False
         self.origin: int | None = None
         """Beside equalities: a word amid the first values that came. All keys are told from it, so it never changes."""

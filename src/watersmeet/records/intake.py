@@ -149,6 +149,7 @@ class Order:
 
     def __init__(self) -> None:
         self._runs: deque[list[int]] = deque()
+        """Input and rows; or input, 0 and a time that the input has told between its rows."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -162,17 +163,28 @@ class Order:
         """So many rows of an input have come."""
         if not rows:
             return
-        if self._runs and self._runs[-1][0] == number:
+        if self._runs and self._runs[-1][0] == number and self._runs[-1][1]:
             self._runs[-1][1] += rows
         else:
             self._runs.append([number, rows])
 
     def put_back(self, number: int, rows: int) -> None:
         """So many rows of an input are the next again."""
-        if self._runs and self._runs[0][0] == number:
+        if self._runs and self._runs[0][0] == number and self._runs[0][1]:
             self._runs[0][1] += rows
         else:
             self._runs.appendleft([number, rows])
+
+    def tell(self, number: int, time: int) -> None:
+        """After the rows so far, an input has told how far it has come."""
+        self._runs.append([number, 0, time])
+
+    def next_told(self) -> tuple[int, int] | None:
+        """An input, and what it has told before the rows that are next; None if there is nothing of that kind."""
+        if not self._runs or self._runs[0][1]:
+            return None
+        number, _, time = self._runs.popleft()
+        return number, time
 
     def next(self, intakes: Sequence[Intake]) -> tuple[int, pa.RecordBatch, Int64]:
         """The input whose rows are next, and these rows with their numbers."""

@@ -66,7 +66,7 @@ class KeyCodec:
                 hashes = found
             else:
                 hashing.combine(hashes.view(np.uint64), found.view(np.uint64))
-        assert hashes is not None, "a join has at least one key"
+        assert hashes is not None, "without a key there is nothing to hash"
         if valid is None or valid.all():
             return hashes, None
         hashes[~valid] = 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.errors import SpecError
+from watersmeet.core.keys import plain_type
+from watersmeet.core.promises import Range
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import FAR, Bounds, WindowJoinSpec
 from watersmeet.records.bands import BandCodec
@@ -36,13 +39,21 @@ def times_for_people(newest: Sequence[int], tick: int | None) -> tuple[float | N
 
 
 class WindowCodec(KeyCodec):
-    """Hashes of the equalities; a band beside them is checked on the pairs that were found."""
+    """Hashes of the equalities; a band beside them is checked on the pairs that were found.
+
+    Without equalities all rows have one hash.
+    """
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
         self.band = None if spec.band is None else BandCodec(spec)
         self.verified_keys = 0 if self.exact else len(spec.equalities)
+        self.verifies_band = self.band is not None
         self.exact = self.exact and self.band is None
+
+    def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
+        """A hash for each row, and which rows can match anything (None: all can)."""
+        return super().hash(side, columns) if self._forms else (np.zeros(len(columns[0]), np.int64), None)
 
     def equal(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Bool | None:
         """Which pairs of rows that were found truly match; None if all do."""
@@ -54,17 +65,37 @@ class WindowCodec(KeyCodec):
         return close if equal is None else equal & close
 
 
+class PairProof(Protocol):
+    """What is asked of the values of two rows that were found to match."""
+
+    verified_keys: int
+    """How many equalities."""
+    verifies_band: bool
+    """And whether the band."""
+
+
 class WindowPlan(RowPlan):
     """One input's columns, the time and the floor of each row before them."""
 
-    def __init__(self, spec: JoinSpec, side: int, codec: WindowCodec) -> None:
-        super().__init__(spec, side, not codec.verified_keys, () if spec.band is None else [spec.band.column(side)])
+    def __init__(self, spec: JoinSpec, side: int, codec: PairProof) -> None:
+        band = [] if spec.band is None or not codec.verifies_band else [spec.band.column(side)]
+        super().__init__(spec, side, not codec.verified_keys, band)
+        if not self._key_columns:
+            # Rows are sorted by what the band asks for, or else by their times.
+            sorted_by = spec.band.column(side) if spec.band is not None else _time_column(spec, side)
+            self._key_columns = [spec.input(side).get_field_index(sorted_by)]
         words = [pa.int64()] * FIRST_PAYLOAD
         self.types = [*words, *self.types]
         self._originals = [*words, *self._originals]
         self._of_any_width = [i + FIRST_PAYLOAD for i in self._of_any_width]
         self.outputs = [i + FIRST_PAYLOAD for i in self.outputs]
         self.keys = [i + FIRST_PAYLOAD for i in self.keys]
+
+
+def _time_column(spec: JoinSpec, side: int) -> str:
+    """The column that tells the time; where rows count, any."""
+    assert isinstance(spec, WindowJoinSpec)
+    return spec.input(side).names[0] if spec.window.time is None else spec.window.time[side]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +114,13 @@ class Timed:
     """The newest time of the input before all of them."""
 
 
+def by_time(spec: WindowJoinSpec) -> JoinSpec:
+    """The join of rows of one time: what sorting and comparing by time is told from."""
+    assert spec.window.time is not None
+    zero = 0 if pa.types.is_integer(spec.time_types[0]) else timedelta()
+    return JoinSpec(spec.left, spec.right, (Band(*spec.window.time, zero),))
+
+
 class Timing:
     """Turns the times of both inputs into words of one unit, and tells which rows are late.
 
@@ -97,10 +135,9 @@ class Timing:
         if not self.counted:
             assert spec.window.time is not None
             self._columns = [spec.input(side).get_field_index(spec.window.time[side]) for side in (0, 1)]
+            self._told = [spec.input(side).field(column) for side, column in enumerate(self._columns)]
             self._tick = spec.tick
-            dated = not pa.types.is_integer(spec.time_types[0])
-            zero = timedelta() if dated else 0
-            self._codec = BandCodec(JoinSpec(spec.left, spec.right, (Band(*spec.window.time, zero),)))
+            self._codec = BandCodec(by_time(spec))
 
     def read(self, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int) -> Timed:
         """The times of the next rows of an input, which has told `newest` as its newest time so far.
@@ -117,7 +154,7 @@ class Timing:
             raise SpecError(f"a time of {self._names[side]} is too far from now to be joined by windows; leave it out")
         reached = np.maximum.accumulate(np.concatenate([[newest], told]))
         before, after = reached[:-1], reached[1:]
-        floors = self._first_met(side, times)
+        floors = self.first_met(side, times)
         marks = np.where(before == NEVER, NEVER, before - self._lateness)
         is_late = told < marks
         if known is not None:
@@ -132,6 +169,26 @@ class Timing:
         """The times of an input's rows in units, and which rows have one (None: all)."""
         times, known = self._codec.words(side, batch.column(self._columns[side]))
         return times, None if known is not None and known.all() else known
+
+    def told_by(self, side: int, pattern: Mapping[str, object]) -> int | None:
+        """As how new a row a promise counts that none up to a time follows; None if it is not about times alone."""
+        if self.counted or set(pattern) != {self._told[side].name}:
+            return None
+        bound = pattern[self._told[side].name]
+        if not isinstance(bound, Range) or bound.low is not None:
+            return None
+        try:
+            value = pa.array([bound.high], plain_type(self._told[side].type)[0])
+        except (pa.ArrowException, TypeError, ValueError):
+            raise SpecError(
+                f"a punctuation of {self._names[side]} says {bound.high!r} of {self._told[side].name!r}, which is no "
+                f"{self._told[side].type}; correct the source"
+            ) from None
+        words, _ = self._codec.words(side, value)
+        first = int(words[0]) + (not bound.high_open)
+        if abs(first) >= FAR:
+            raise SpecError(f"a time of {self._names[side]} is too far from now to be joined by windows; leave it out")
+        return first + self._lateness
 
     def reached(self, newest: Sequence[int]) -> tuple[float | None, ...] | None:
         """Newest times for people; None where rows count."""
@@ -152,7 +209,7 @@ class Timing:
         meets_older = self.bounds[1 - side].lower(times) <= times
         return np.where(last < times, np.where(meets_older, times, times - 1), last)
 
-    def _first_met(self, side: int, times: Int64) -> Int64:
+    def first_met(self, side: int, times: Int64) -> Int64:
         """The first time of the other input's rows that rows of these times meet."""
         first = self.bounds[1 - side].lower(times)
         if self.bounds[1 - side].since is None:

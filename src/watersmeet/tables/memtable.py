@@ -282,7 +282,7 @@ class Memtable(AddressedRows):
         if count == self.rows:
             self.clear()
             return
-        assert isinstance(self.index, HashIndex) and self._ticked
+        assert self._ticked
         left, blocks = self.rows - count, count >> self._shift
         width = WORDS * len(self.types)
         self.index.drop_first(count, self.rows)

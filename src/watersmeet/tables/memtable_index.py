@@ -109,6 +109,10 @@ class MemtableIndex(Protocol):
         """Be at least as large as when a place was noted."""
         ...
 
+    def drop_first(self, count: int, rows: int) -> None:
+        """Forget the first of so many rows; the others get smaller numbers."""
+        ...
+
     def clear(self, rows: int) -> None:
         """Forget all rows; there are so many."""
         ...
@@ -305,8 +309,11 @@ class RangeIndex:
 
     # --- look-ups, and rows in order ---
 
-    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
-        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""
+    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32, first: int = 0) -> tuple[int, int]:
+        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited.
+
+        Rows before `first`, of use to nobody, are found nevertheless: whoever has such rows asks more of what is found.
+        """
         return self._runs.probe(probe, most, out_probe, out_row)
 
     def next_sorted(self, walk: Walk, keys: Uint64, rows: Numbers) -> int:
@@ -329,6 +336,13 @@ class RangeIndex:
     def walk(self, low: int, high: int, room: int = 0) -> Walk:
         """The rows from `low` up to `high` in the order of their keys: few are sorted, many read off the index."""
         return _begun(Walk(low, high, _FEW * (high - low) < sum(self._runs.lengths)))
+
+    def drop_first(self, count: int, rows: int) -> None:
+        """Forget the first of so many rows; the others get smaller numbers."""
+        move_down(self._keys.array, count, rows)
+        if count * self._keys.itemsize > _RELEASED_FROM:
+            self._keys.release(rows - count, rows)
+        self._runs.renumber(np.arange(-count, rows - count, dtype=np.int32))
 
     def clear(self, rows: int) -> None:
         """Forget all rows."""

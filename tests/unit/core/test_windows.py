@@ -147,10 +147,28 @@ def test_what_cannot_be_is_refused(columns: dict[str, pa.DataType], windows: dic
         WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(**windows))  # type: ignore[arg-type]
 
 
-def test_a_window_join_needs_an_equality() -> None:
+def test_what_finds_rows_by_equal_values_needs_some() -> None:
+    table = pa.table({"k": [1], "t": [1]})
+    for on in (None, wm.band("k", 3)):
+        with pytest.raises(SpecError, match="ah_ewj finds rows by equal values, and the join asks for none"):
+            wm.window_join(table, table, on, window=5, time="t", algorithm="ah_ewj")
+    with pytest.raises(SpecError, match="a join needs at least one condition"):
+        wm.join(table, table, on=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ({"window": wm.rows(3), "idle": "1 s"}, "knows no time, so idle has no meaning"),
+        ({"window": 5, "time": "t", "idle": 0}, "idle=0 would take every input for silent"),
+        ({"window": 5, "time": "t", "idle": "soon"}, "'soon' is not understood"),
+        ({"window": 5, "time": "t", "idle": -1}, "idle -1 is not understood"),
+    ],
+)
+def test_what_a_silence_cannot_be(windows: dict[str, object], message: str) -> None:
     schema = pa.schema(INTEGERS)
-    with pytest.raises(SpecError, match="at least one column with equal values"):
-        WindowJoinSpec(schema, schema, parse_on(wm.band("k", 3)), window=parse_windows(5, "t"))
+    with pytest.raises(SpecError, match=message):
+        WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(**windows))  # type: ignore[arg-type]
 
 
 def test_another_window_is_another_join() -> None:

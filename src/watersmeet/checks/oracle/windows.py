@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -14,11 +15,17 @@ from watersmeet.checks.oracle.nested_loops import comparable_values, reference_c
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec
 
+Look: TypeAlias = "tuple[float, Sequence[tuple[int, int | None]]]"
+"""A moment at which somebody looked at what had come since the last look: for each row its input and None; where an
+input said that none of its rows up to a time follows, the input and this time."""
+
 
 def reference_window_pairs(
-    left: pa.Table, right: pa.Table, spec: WindowJoinSpec, order: Sequence[int]
+    left: pa.Table, right: pa.Table, spec: WindowJoinSpec, order: Sequence[int], looks: Sequence[Look] | None = None
 ) -> list[tuple[int, int]]:
     """The row numbers of all pairs that meet, if rows arrive in this order of inputs (0: left, 1: right).
+
+    `looks` says the same with the times at which they were looked at, and what inputs said between their rows.
 
     >>> from watersmeet.core.spec import parse_on
     >>> from watersmeet.core.windows import parse_windows
@@ -34,7 +41,7 @@ def reference_window_pairs(
     if spec.counted:
         return [(i, j) for i, j in pairs if _counted(spec, arrived, i, j)]
     times = _times(left, right, spec)
-    watermarks = tuple(_watermarks(column, _length(spec.window.lateness)) for column in times)
+    watermarks = _watermarks(times, spec, looks or [(0.0, [(side, None) for side in order])])
     return [(i, j) for i, j in pairs if _meet(spec, times, watermarks, arrived, i, j)]
 
 
@@ -96,14 +103,40 @@ def _start(window: Window, at: int, step: int | None) -> int:
     return (at if step is None else at // step * step) - span
 
 
-def _watermarks(times: list[int | None], lateness: int) -> list[int | None]:
-    """For each row, the time from which on it is not late: the newest before it, less the lateness."""
-    marks: list[int | None] = []
-    newest: int | None = None
-    for time in times:
-        marks.append(None if newest is None else newest - lateness)
-        if time is not None and (newest is None or time > newest):
-            newest = time
+def _watermarks(
+    times: tuple[list[int | None], list[int | None]], spec: WindowJoinSpec, looks: Sequence[Look]
+) -> tuple[list[int | None], list[int | None]]:
+    """For each row, the time from which on it is not late: what its input had reached before it, less the lateness.
+
+    An input has reached its newest time; or, if it says nothing for as long as `idle`, what the other has reached that
+    spoke later than it did.
+    """
+    lateness, idle = _length(spec.window.lateness), spec.window.idle
+    marks: tuple[list[int | None], list[int | None]] = ([], [])
+    newest: list[int | None] = [None, None]
+    spoke = [looks[0][0] - 1e-9] * 2
+
+    def reach(side: int, time: int | None) -> None:
+        before = newest[side]
+        newest[side] = time if before is None or (time is not None and time > before) else before
+
+    def overtake(at: float) -> None:
+        for side in (0, 1):
+            if idle is not None and at >= spoke[side] + idle and spoke[1 - side] > spoke[side]:
+                reach(side, newest[1 - side])
+
+    for at, items in looks:
+        overtake(at)
+        for side, _ in items:
+            spoke[side] = at
+        for side, told in items:
+            if told is None:
+                found, row = newest[side], len(marks[side])
+                marks[side].append(None if found is None else found - lateness)
+                reach(side, times[side][row])
+            else:
+                reach(side, told + 1 + lateness)
+            overtake(at)
     return marks
 
 

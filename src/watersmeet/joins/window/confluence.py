@@ -21,16 +21,21 @@ from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Sizing
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.windowed import TimedLookup, WindowJoin
+from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
-from watersmeet.matching.found_pairs import Between
+from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
+from watersmeet.matching.range_lookup import RangeLookup
+from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import OwingRows, Settlement
+from watersmeet.matching.time_keys import TimeKeys, TimeReach
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.times import FLOOR, TIME, WindowCodec, WindowPlan
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.tables.hash_table import Probe, row_bytes
+from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 from watersmeet.tables.window_memtable import WindowMemtable
 
 _EXPIRED = 2
@@ -40,6 +45,39 @@ _EXPIRED_WHEN_FULL = 8
 """One in so many, where memory is full."""
 _PUT_AWAY_FAN_IN = 16
 """So many runs of single batches become one."""
+
+
+def _codec(spec: JoinSpec) -> WindowCodec | BandKeys:
+    """By which keys rows are found: hashes of equal values; else the values that are to be close; else the times."""
+    if spec.equalities:
+        return WindowCodec(spec)
+    if spec.band is not None:
+        return BandKeys(spec)
+    assert isinstance(spec, WindowJoinSpec)
+    return WindowCodec(spec) if spec.counted else TimeKeys(spec)
+
+
+class TimedRangeLookup(RangeLookup):
+    """Rows that have just arrived, looked up in sorted memory; takes note of how long their pairs waited."""
+
+    def __init__(
+        self,
+        probe: RangeProbe,
+        table: Any,
+        between: Between,
+        join: WindowConfluence,
+        fresh: Callable[[Int32, Int32], Bool],
+    ) -> None:
+        super().__init__(probe, table, between, fresh)
+        self._join = join
+        self._began = join.now
+
+    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        used = super().work(pairs, fuel, meter)
+        if pairs.count:
+            self._join.delays.add_same(self._join.now - self._began, pairs.count)
+        return used
 
 
 class WindowConfluence(Confluence, WindowJoin):
@@ -57,6 +95,9 @@ class WindowConfluence(Confluence, WindowJoin):
       within their reach, and of all pairs with equal hashes those stay whose times are close enough.
     - A run whose rows can meet nobody any more goes as a whole, and nothing of it is read.
     - Runs become one only where together they span a quarter of the window or less, so that they still go in time.
+
+    Where nothing but the time tells which rows meet, rows are sorted by time in place of hashes, in memory and in runs,
+    and a row looks for the times that its windows reach (`matching.time_keys`); with a band alone, by its values.
 
     `matching.window_debts` has the argument. Times of rows, or their numbers if windows count rows, lie with the rows;
     so do their floors, which say how far a row that came late may still look back.
@@ -86,6 +127,7 @@ class WindowConfluence(Confluence, WindowJoin):
     """
 
     name: ClassVar[str] = "confluence"
+    needs_keys: ClassVar[bool] = False
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
         "flushed", "settled before a flush", "settled in a silence", "expired runs"
@@ -98,23 +140,29 @@ class WindowConfluence(Confluence, WindowJoin):
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
-        codec = WindowCodec(spec)
-        return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) for side in (0, 1)])
+        codec = _codec(spec)
+        more = RangeIndex.row_bytes - HashIndex.row_bytes if isinstance(codec, BandKeys) else 0
+        return Sizing.least([row_bytes(WindowPlan(spec, side, codec).types) + more for side in (0, 1)])
 
-    def _make_codec(self) -> WindowCodec:
-        return WindowJoin._make_codec(self)
+    def _make_codec(self) -> WindowCodec | BandKeys:
+        return _codec(self.spec)
 
     def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
-        return WindowJoin._make_plans(self)
+        assert isinstance(self.codec, WindowCodec | BandKeys)
+        return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
 
     def _make_table(self, side: int) -> WindowMemtable:
-        return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+        by_range = isinstance(self.codec, BandKeys)
+        return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side], by_range)
 
     def _make_keeping(self) -> None:
         """Rows stay for as long as others may come within their window, in the order of their times."""
 
     def _make_debts(self) -> WindowDebts:
         return WindowDebts(self.tables, self.timing)
+
+    def _reach(self, side: int) -> BandKeys | TimeReach | None:
+        return self.codec.of(side) if isinstance(self.codec, TimeKeys) else super()._reach(side)
 
     def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
         return partial(SettlingWithinWindow, self.timing, side)
@@ -127,8 +175,10 @@ class WindowConfluence(Confluence, WindowJoin):
         def close_enough(probes: Int32, rows: Int32) -> Bool:
             return within.holds(probes, other, rows)
 
-        probe = Probe(hashes, other.buckets_of(hashes))
-        return TimedLookup(probe, other, Between(side, source, other), self, close_enough)
+        between, reach = Between(side, source, other), self._reach(side)
+        if reach is not None:
+            return TimedRangeLookup(reach.probe(hashes, columns), other, between, self, close_enough)
+        return TimedLookup(Probe(hashes, other.buckets_of(hashes)), other, between, self, close_enough)
 
     def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
         return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))
@@ -144,6 +194,11 @@ class WindowConfluence(Confluence, WindowJoin):
     def report(self) -> Report:
         """Where it is, and how late pairs were."""
         return replace(super().report(), window=self._figures(self.delays.plus(self.lateness)))
+
+    def wake_at(self) -> float | None:
+        """When rows should settle, or an input that says nothing will no longer hold back the other."""
+        wanted = super().wake_at(), WindowJoin.wake_at(self)
+        return min((at for at in wanted if at is not None), default=None)
 
     # --- snapshots ---
 

@@ -24,18 +24,21 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
-from watersmeet.core.protocol import Step
+from watersmeet.core.promises import Punctuation
+from watersmeet.core.protocol import Event, Punctuate, Step
 from watersmeet.core.report import Report, WindowFigures
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.shell import Arriving
+from watersmeet.engine.silence import Silence
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Index, Lookup
 from watersmeet.memory import format_bytes
 from watersmeet.records.intake import Order
+from watersmeet.records.keys import KeyCodec
 from watersmeet.records.times import NEVER, Timing, WindowCodec, WindowPlan
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
@@ -130,8 +133,11 @@ class WindowJoin(ProgressiveJoin):
     """The frame of an operator for two endless streams."""
 
     joins_ranges: ClassVar[bool] = True
+    needs_keys: ClassVar[bool] = True
+    """Whether rows are found by equal values alone."""
     spec: WindowJoinSpec
     plans: tuple[WindowPlan, WindowPlan]
+    takes_punctuations: ClassVar[bool] = True
     settles_in_silence: ClassVar[bool] = True
     """Whether all pairs of the rows so far are found by the end of a silence."""
 
@@ -147,18 +153,52 @@ class WindowJoin(ProgressiveJoin):
         self.events: Counter[str] = Counter()
         """What happened how often: dumps, scans, expired blocks and the like."""
         self._order = Order()
+        self._told = [False, False]
+        """Which inputs have said something that is no row since the last poll."""
         self.now = 0.0
         """The time of the poll at hand."""
         self.delayed = 0
         """Rows that met the last of what they had to meet later than the length of their own window after they came;
         0 if that length is not known in seconds."""
+        self.silence = None if spec.window.idle is None else Silence(spec.window.idle)
+        """Which inputs have fallen silent; None: that makes no difference."""
         self.delays = Delays()
         """Of each result, the seconds from the first poll after its later row came until it was found."""
 
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""
         self.now = now
+        if self.silence is not None and not self._must_poll:
+            speaks = [bool(intake.rows) or told for intake, told in zip(self._intakes, self._told, strict=True)]
+            if any(self._let_follow(self.silence.listen(now, speaks))):
+                self.expire()
+        self._told = [False, False]
         return super().poll(now, fuel)
+
+    def wake_at(self) -> float | None:
+        """When an input that says nothing will no longer hold back the other."""
+        return None if self.silence is None else self.silence.wake_at(self._ended)
+
+    def _let_follow(self, overtaken: Sequence[bool]) -> list[bool]:
+        """An input that was overtaken has come as far as the other; returns which have come further than before."""
+        before = list(self.newest)
+        for side in (0, 1):
+            if overtaken[side]:
+                self.newest[side] = max(before)
+        followed = [now > then for now, then in zip(self.newest, before, strict=True)]
+        self.events["overtaken"] += any(followed)
+        return followed
+
+    def receive(self, event: Event) -> None:
+        """Take note of an event; a promise that no more rows up to a time come says how far an input has come."""
+        if not isinstance(event, Punctuate):
+            super().receive(event)
+            return
+        self._check_open(event.input)
+        reached = self.timing.told_by(event.input, Punctuation(event.pattern).pattern)
+        if reached is not None:
+            self._order.tell(event.input, reached)
+        self._told[event.input] = True
 
     @property
     def window_rows(self) -> int:
@@ -180,11 +220,16 @@ class WindowJoin(ProgressiveJoin):
 
     @classmethod
     def refuse_unfit(cls, spec: JoinSpec) -> None:
-        """An error if the spec has no windows."""
+        """An error if the spec has no windows, or rows no keys."""
         if not isinstance(spec, WindowJoinSpec):
             raise SpecError(f"{cls.name} joins endless inputs by windows; use wm.window_join, or another algorithm")
+        if cls.needs_keys and not spec.equalities:
+            raise SpecError(
+                f"{cls.name} finds rows by equal values, and the join asks for none; name a column in on=, or take "
+                f"algorithm='confluence'"
+            )
 
-    def _make_codec(self) -> WindowCodec:
+    def _make_codec(self) -> KeyCodec:
         return WindowCodec(self.spec)
 
     def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
@@ -201,6 +246,12 @@ class WindowJoin(ProgressiveJoin):
         for side, intake in enumerate(self._intakes):
             if not intake.rows:
                 self._close_if_ended(side)
+        told = self._order.next_told()
+        while told is not None:
+            side, time = told
+            self.newest[side] = max(self.newest[side], time)
+            self.arrival_done(side)
+            told = self._order.next_told()
         return self._arrival(*self._order.next(self._intakes)) if self._order else None
 
     def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
@@ -255,6 +306,8 @@ class WindowJoin(ProgressiveJoin):
 
     def arrival_done(self, side: int) -> None:
         """A batch has been worked off: what has expired goes."""
+        if self.silence is not None:
+            self._let_follow(self.silence.overtaken)
         self.expire()
 
     # --- expiry ---
@@ -287,10 +340,15 @@ class WindowJoin(ProgressiveJoin):
             "newest": list(self.newest),
             "late": list(self.late),
             "order": self._order.to_state(),
+            "told": list(self._told),
+            "silence": None if self.silence is None else self.silence.to_state(),
         }
 
     def _load_all(self, snapshot: Any) -> None:
         state = snapshot.state
         self.newest, self.late = list(state["newest"]), list(state["late"])
         self._order.load(state["order"])
+        self._told = list(state["told"])
+        if self.silence is not None:
+            self.silence.load(state["silence"])
         super()._load_all(snapshot)

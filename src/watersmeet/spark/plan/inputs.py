@@ -50,8 +50,8 @@ def group_count(frame: DataFrame, partitions: int | None, spec: JoinSpec) -> int
         return checked_partitions(frame, partitions)
     if partitions not in (None, 1):
         raise SpecError(
-            f"partitions={partitions!r} cannot be: a band alone does not say which rows can meet, so all go to one "
-            f"task; leave partitions= out, or add an equality"
+            f"partitions={partitions!r} cannot be: without an equality it is not known which rows can meet, so all go "
+            f"to one task; leave partitions= out, or add an equality"
         )
     return 1
 

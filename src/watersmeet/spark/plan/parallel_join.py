@@ -74,6 +74,11 @@ def parallel_join(
         raise SpecError(
             "parallel_join moves work between the batches of streams; join batch DataFrames with window_join"
         )
+    if not plan.spec.equalities:
+        raise SpecError(
+            "parallel_join shares work by keys, and without an equality there are none; name a column in on=, or join "
+            "with window_join, in one task"
+        )
     bounds = _checked_slots(slots)
     count = _checked_groups(groups, bounds[1])
     delayed = plan.delay_columns() if delays else None

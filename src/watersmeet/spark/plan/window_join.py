@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def window_join(
     left: DataFrame,
     right: DataFrame,
-    on: On,
+    on: On | None = None,
     *,
     time: str | Sequence[str],
     window: object,
@@ -71,7 +71,7 @@ def window_join(
     nothing. In batch DataFrames nothing is late.
 
     :param on: a column of both inputs, `"left_column = right_column"`, or a list of these; a band may stand beside
-        them.
+        them, or alone. Without an equality, all rows are one group, and go to one task: any two of them may meet.
     :param time: the column that tells the time, `"left_column = right_column"` if they have different names: dates,
         timestamps or integers.
     :param window: `"10 min"`, or for a column of integers a number; `watersmeet.landmark("1 day")`, all rows since the

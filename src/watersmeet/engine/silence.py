@@ -1,0 +1,76 @@
+"""Inputs that fall silent: which of them no longer hold back the others.
+
+What an input has reached is told by its rows. One that says nothing for `idle` seconds, while the other does, is
+*overtaken*: it counts as having reached what the other has reached, until it speaks. Its rows are then late if they are
+older than that, less the lateness, as those of an input that came so far by itself.
+
+Whether an input was overtaken depends on when each of both last spoke, and on the time at which that is asked::
+
+    left   x  x x                                 x          speaks again: what was reached in between stays reached
+    right   x   x x x  x   x  x   x  x   x  x  x
+                 ╰───── idle ────╯ overtaken ─────╯
+
+If the other fell silent first, or both at once, nobody is overtaken: then nothing says how far time has come. So an
+input that is asked about late, when it speaks again, gets the same answer as if it had been asked about before:
+the other's last word, if it was later than its own, is what it was overtaken by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, nextafter
+from typing import Any
+
+
+def overtaken(side: int, spoke: Sequence[float], at: float, idle: float) -> bool:
+    """Whether one of two inputs, which last spoke at these times, has been overtaken by the other at a time.
+
+    >>> overtaken(0, [3.0, 7.0], 13.0, idle=10), overtaken(1, [3.0, 7.0], 20.0, idle=10)
+    (True, False)
+    """
+    return at >= spoke[side] + idle and spoke[1 - side] > spoke[side]
+
+
+class Silence:
+    """When each of two inputs last spoke, by the times of polls.
+
+    >>> silence = Silence(10.0)
+    >>> silence.listen(0.0, [True, True]), silence.listen(4.0, [False, True]), silence.wake_at([False, False])
+    ([False, False], [False, False], 10.0)
+    >>> silence.listen(11.0, [False, False]), silence.overtaken, silence.wake_at([False, False])
+    ([True, False], [True, False], None)
+    >>> silence.listen(12.0, [True, False]), silence.overtaken
+    ([True, False], [False, False])
+    """
+
+    def __init__(self, idle: float) -> None:
+        self._idle = idle
+        self._spoke: list[float] | None = None
+        """Just before the first poll for those that have said nothing yet; None: nobody has listened."""
+        self.overtaken = [False, False]
+        """Which inputs follow what the other reaches, for now."""
+
+    def listen(self, now: float, speaks: Sequence[bool]) -> list[bool]:
+        """Which inputs were overtaken up to now; those that speak now no longer are."""
+        if self._spoke is None:
+            # Whoever has said nothing spoke before everybody else.
+            self._spoke = [nextafter(now, -inf)] * 2
+        found = [overtaken(side, self._spoke, now, self._idle) for side in (0, 1)]
+        self._spoke = [now if speaks[side] else self._spoke[side] for side in (0, 1)]
+        self.overtaken = [found[side] and not speaks[side] for side in (0, 1)]
+        return found
+
+    def wake_at(self, ended: Sequence[bool]) -> float | None:
+        """When the next input will be overtaken if it goes on saying nothing."""
+        if self._spoke is None or any(ended):
+            return None
+        waiting = [side for side in (0, 1) if self._spoke[1 - side] > self._spoke[side]]
+        return next((self._spoke[side] + self._idle for side in waiting if not self.overtaken[side]), None)
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {"spoke": self._spoke, "overtaken": self.overtaken}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self._spoke, self.overtaken = state["spoke"], list(state["overtaken"])
