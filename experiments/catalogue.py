@@ -12,6 +12,7 @@ from experiments import report
 from experiments.diner_delays import EXPERIMENTS as DINER_DELAYS
 from experiments.diner_figures import EXPERIMENTS as DINER_FIGURES
 from experiments.hybrid import EXPERIMENTS as HYBRID
+from experiments.hybrid_sweeps import EXPERIMENTS as HYBRID_SWEEPS
 from experiments.kept import Kept
 from experiments.metadata import EXPERIMENTS as METADATA
 from experiments.miner import EXPERIMENTS as MINER
@@ -43,6 +44,7 @@ EXPERIMENTS: Sequence[Experiment] = (
     *METADATA,
     *WINDOW_JOINS,
     *HYBRID,
+    *HYBRID_SWEEPS,
     *PARALLEL,
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from experiments import diner_runs as runs
 from experiments.diner_runs import ALL
-from experiments.diner_streams import new_arrivals
+from experiments.diner_streams import GIVING_WAY, new_arrivals
 from experiments.model import Cell, Claim, Experiment, Panel, Results, Verdict
 from experiments.papers import DINER
 
@@ -28,6 +28,86 @@ def _rivals_buffer_grows(results: Results) -> Verdict:
     limit = new_arrivals(results.scale)
     most = max(results.median(f"RPJ, {point}", "buffer") for point in _PERCENT)
     return Verdict(most >= 3 * limit, f"RPJ's reaches {most:,.0f} rows, where MaxNewArr is {limit:,}")
+
+
+def _rivals_overflow(results: Results) -> Verdict:
+    """Whether RPJ and HMJ let more rows wait somewhere than memory holds."""
+    told, overflowing = [], set()
+    for join in ("DINER", *runs.OF_THE_PAPER):
+        waited = {point: float(results.each(f"{join}, {point}", "waited").max()) for point in _PERCENT}
+        found = [point for point in _PERCENT if results.median(f"{join}, {point}", "overflow") < 1]
+        overflowing |= {join} if found else set()
+        said = f"overflows at {', '.join(found)}" if found else "never overflows"
+        told.append(f"{join} {said}, {max(waited.values()):,.0f} rows wait at most")
+    return Verdict(overflowing == set(runs.OF_THE_PAPER), "; ".join(told))
+
+
+_GIVING_WAY = tuple(f"{join}{GIVING_WAY}" for join in runs.OF_THE_PAPER)
+
+
+def _at(join: str, partitions: int, delay: float) -> str:
+    return f"{join}, {partitions} partitions, delay {delay:.0%}"
+
+
+def _ahead_of_giving_way(results: Results) -> Verdict:
+    """DINER's results to the better of RPJ and HMJ that give way, by the number of their partitions."""
+    leads = {
+        f"{partitions} partitions, delay {delay:.0%}": min(
+            results.ratio(f"DINER, delay {delay:.0%}", _at(join, partitions, delay), "online").median
+            for join in _GIVING_WAY
+        )
+        for delay in _SWEPT
+        for partitions in DINER.partitionings
+    }
+    return Verdict(min(leads.values()) >= 1, f"to the better of RPJ and HMJ: {runs.told(leads)}")
+
+
+def _lead_of_the_paper(results: Results) -> Verdict:
+    leads = {
+        f"{partitions} partitions, delay {delay:.0%}": results.ratio(
+            f"DINER, delay {delay:.0%}", _at(_GIVING_WAY[0], partitions, delay), "online"
+        ).median
+        for delay in _SWEPT
+        for partitions in DINER.partitionings
+    }
+    return Verdict(max(leads.values()) >= 0.9 * 1.83, f"to RPJ that gives way: {runs.told(leads)}")
+
+
+_SWEPT = (0.10, 0.20)
+
+
+def _none_overflow(results: Results) -> Verdict:
+    waited = {
+        join: max(
+            float(results.each(_at(join, partitions, delay), "waited").max())
+            for partitions in DINER.partitionings
+            for delay in _SWEPT
+        )
+        for join in _GIVING_WAY
+    }
+    limit = 2 * DINER.memory_share * DINER.tuples * results.scale
+    told = ", ".join(f"{join} {rows:,.0f} rows" for join, rows in waited.items())
+    return Verdict(max(waited.values()) <= limit, f"at most {told}, where memory holds {limit:,.0f}")
+
+
+def _panels_of_giving_way(results: Results) -> Sequence[Panel]:
+    return [
+        Panel(
+            f"delay {delay:.0%}",
+            "partitions",
+            "results online, DINER's being 1",
+            {
+                join: results.sweep(
+                    DINER.partitionings,
+                    [_at(join, partitions, delay) for partitions in DINER.partitionings],
+                    "online",
+                    over=[f"DINER, delay {delay:.0%}"] * len(DINER.partitionings),
+                )
+                for join in _GIVING_WAY
+            },
+        )
+        for delay in _SWEPT
+    ]
 
 
 def _hardly_matters(results: Results) -> Verdict:
@@ -133,10 +213,40 @@ EXPERIMENTS = [
                   _buffer_stays_small),
             Claim("large-buffer", "RPJ's input buffer grows to several times MaxNewArr.", "up to 40,000",
                   _rivals_buffer_grows),
+            Claim("overflow", "RPJ and HMJ let more rows wait than memory holds, and DINER does not.",
+                  "buffers of 40,000 rows, memory of 10,000", _rivals_overflow),
             *runs.of_ours(_PERCENT),
         ],
         _panels_of_delays,
         key=True,
+    ),
+    Experiment(
+        "diner-16-giving-way",
+        "figure 16, table 3, otherwise",
+        "DINER",
+        "The same, if RPJ and HMJ end reactive work as DINER does",
+        {f"DINER, delay {delay:.0%}": Cell(runs.delayed, join="DINER", delay=delay) for delay in _SWEPT}
+        | {
+            _at(join, partitions, delay): Cell(runs.delayed, join=join, delay=delay)
+            if partitions == DINER.partitions
+            else Cell(runs.delayed, join=join, delay=delay, partitions=partitions)
+            for delay in _SWEPT
+            for partitions in DINER.partitionings
+            for join in _GIVING_WAY
+        },
+        [
+            Claim("fits", "Then nobody lets more rows wait than memory holds.", "(not of the paper)", _none_overflow),
+            Claim("ahead", "DINER is ahead of both, however many partitions they have.", "ahead",
+                  _ahead_of_giving_way),
+            Claim("up-to-rpj", "DINER has up to 1.83 times as many results as RPJ.", "up to 1.83x",
+                  _lead_of_the_paper),
+        ],
+        _panels_of_giving_way,
+        note=(
+            "The paper gives all joins the same memory and counts the input buffer as a part of it, which RPJ and HMJ "
+            "as their own papers describe them do not keep to (diner-16). Here they give way when MaxNewArr rows wait. "
+            "It does not say how many partitions they have: that is swept."
+        ),
     ),
     Experiment(
         "diner-17",

@@ -33,15 +33,16 @@ def contest(
     outer_blocks: int = DINER.max_outer_blocks,
     gap: float = DINER.gap,
     whole: bool = False,
+    partitions: int = DINER.partitions,
 ) -> Measured:
     """One join over these keys; memory is a share of all rows, or their number; `whole` is with the clean-up."""
     schedule = streams.arriving(keys, seed, delay, gap)
     rows = round(memory * schedule.total_rows) if memory <= 1 else round(memory)
-    machine = streams.machine(rows, schedule.end_time)
+    machine = streams.machine(rows, schedule.end_time, scale, partitions)
     if join == OURS:
         contestant = ours.contestant(machine)
     else:
-        contestant = streams.contestant(join, scale, machine.memory_rows, outer_blocks)
+        contestant = streams.contestant(join, machine, scale, outer_blocks)
     if width is None:
         return measured(run(contestant, schedule, machine, online_only=not whole), equal_pairs(schedule))
     return measured(run(contestant, schedule, machine, on=band("key", width)), close_pairs(schedule, width))
@@ -94,12 +95,14 @@ def delayed(
     outer_blocks: int = DINER.max_outer_blocks,
     gap: float = DINER.gap,
     whole: bool = False,
+    partitions: int = DINER.partitions,
 ) -> Measured:
     """Zipf of skew 1, with silences."""
     keys = streams.zipf_keys(streams.tuples(scale), 1.0, seed)
     return contest(
-        keys, join, seed, DINER.memory_share, delay, scale=scale, outer_blocks=outer_blocks, gap=gap, whole=whole
-    )
+        keys, join, seed, DINER.memory_share, delay, scale=scale, outer_blocks=outer_blocks, gap=gap, whole=whole,
+        partitions=partitions,
+    )  # fmt: skip
 
 
 def unequal(scale: float, seed: int, join: str, other: float) -> Measured:

@@ -9,30 +9,32 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.papers import DINER, SEEK, TRANSFER, WAIT
-from experiments.simulated import Contestant, Machine, partitions_for
+from experiments.simulated import Contestant, Machine, partitions_for, scaled_page
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.sources.generators import normal, trades, zipf
 from watersmeet.sources.schedules import Schedule, fragments, poisson
 
 REAL = ("calm stock", "lively stock", "weather")
+GIVING_WAY = ", giving way"
+"""A join that ends reactive work when MaxNewArr rows wait, as DINER does; in its own paper it goes on to the end."""
 _QUANTA = 1000
 """So many hand-overs in a transmission."""
 _REACTIVE_FUEL = 256
 """So little that the joins are asked after a block or two whether enough rows wait."""
 _LEAST_MEMORY = 400
-_MEMORY_OF_THE_PAPER = 2 * DINER.tuples * DINER.memory_share
+_BLOCKS_OF_THE_PAPER = 2 * DINER.tuples * DINER.memory_share / DINER.block_tuples
 
 
-def contestant(
-    join: str, scale: float = 1.0, memory_rows: int = 0, outer_blocks: int = DINER.max_outer_blocks
-) -> Contestant:
-    """A join as the paper ran it; of less memory than the paper's 10,000 tuples, outer blocks take the same part."""
+def contestant(join: str, machine: Machine, scale: float, outer_blocks: int = DINER.max_outer_blocks) -> Contestant:
+    """A join as the paper ran it; of less memory than the paper's 196 blocks, outer blocks take the same part."""
     if join == "DINER":
-        blocks = outer_blocks if not memory_rows else max(1, round(outer_blocks * memory_rows / _MEMORY_OF_THE_PAPER))
+        blocks = max(1, round(outer_blocks * machine.memory_rows / machine.page_rows / _BLOCKS_OF_THE_PAPER))
         return Contestant.of("DINER", "diner", max_new_arrivals=new_arrivals(scale), max_outer_blocks=blocks)
     if join == "PMJ":
         return Contestant.of("PMJ", "pmj", prompt=False)
+    if join.endswith(GIVING_WAY):
+        return Contestant.of(join, join.removesuffix(GIVING_WAY).lower(), patience=new_arrivals(scale))
     return Contestant.of(join, join.lower(), prompt=False)
 
 
@@ -41,19 +43,26 @@ def new_arrivals(scale: float) -> int:
     return max(50, round(scale * DINER.max_new_arrivals))
 
 
-def machine(memory_rows: int, duration: float) -> Machine:
-    """The paper's blocks, and the joins' own share of memory and partitions."""
+def machine(memory_rows: int, duration: float, scale: float = 1.0, partitions: int = DINER.partitions) -> Machine:
+    """The paper's blocks and seeks by the scale of the data, and the joins' own share of memory and partitions.
+
+    The input buffer is a part of the memory (section 3.1: UsedMemory has it in its computation). Whoever lets more
+    rows wait than memory holds would have nothing left, had everything else been flushed: then it overflows.
+    """
     memory_rows = max(_LEAST_MEMORY, memory_rows)
+    page_rows, part = scaled_page(DINER.block_tuples, scale)
     return Machine(
         memory_rows=memory_rows,
-        page_rows=DINER.block_tuples,
-        page_bytes=DINER.block_bytes,
-        seek=SEEK,
+        page_rows=page_rows,
+        page_bytes=round(part * DINER.block_bytes),
+        seek=SEEK * part,
         transfer=TRANSFER,
         wait=WAIT,
         quantum=duration / _QUANTA,
-        partitions=partitions_for(memory_rows, DINER.partitions),
+        partitions=partitions_for(memory_rows, partitions, part),
         fan_in=DINER.fan_in,
+        faster=DINER.faster,
+        buffer_rows=memory_rows,
         reactive_fuel=_REACTIVE_FUEL,
     )
 

@@ -54,9 +54,13 @@ def _keys(scale: float) -> int:
 
 
 @cache
-def _relation(scale: float, partition: str, segment: int) -> StoredRelation:
+def _relation(scale: float, partition: str, segment: int, drawn: float) -> StoredRelation:
+    """Of keys from all over, or drawn like a stream of which so large a share goes to one half of the keys."""
     rows = max(1000, int(HYBRID.relation_bytes * scale) // HYBRID.relation_row)
-    keys = np.random.default_rng(6).integers(0, _keys(scale), rows)
+    if drawn:
+        _, keys = bursty(rows, 1.0, 0.5, _keys(scale), HYBRID.quarters(drawn), rows, 6)
+    else:
+        keys = np.random.default_rng(6).integers(0, _keys(scale), rows)
     design = {"theta": max(2000, int(segment * scale)), "partition": partition}
     if partition == "hash":
         design["partitions"] = HYBRID.buckets
@@ -160,13 +164,18 @@ def run(
     bias: float = HYBRID.bias,
     segment: int = HYBRID.segment,
     low: float = HYBRID.low,
+    faster: float = HYBRID.faster,
+    drawn: float = 0.0,
 ) -> Measured:
-    """One run. Sizes, keys, the run's length and the disk's seeks are scaled: so rates mean what they do in full."""
+    """One run. Sizes, keys, the run's length and the disk's seeks are scaled: so rates mean what they do in full.
+
+    The relation's keys are from all over, or `drawn` like a stream's.
+    """
     seconds, begin = HYBRID.seconds * scale, HYBRID.warm_up * scale
     most = max(64, int(HYBRID.longest_interval * scale))
     times, keys = bursty(rate, seconds, bias, _keys(scale), HYBRID.quarters(low), most, seed)
     stream = _rows(keys, HYBRID.stream_row)
-    relation = _relation(scale, "hash" if join == "hash" else "range", segment)
+    relation = _relation(scale, "hash" if join == "hash" else "range", segment, drawn)
     spec = LookupSpec(stream.schema, relation.schema, lookup_conditions("key", relation.on), output=Output.COUNTS)
     # Each read is counted as one access: where a segment is longer than what lies side by side it takes more.
     accesses = max(1.0, float(np.ceil(relation.latest.nbytes.mean() / scale / HYBRID.basic_window)))
@@ -178,7 +187,10 @@ def run(
     if isinstance(operator, MeshJoin):
         # A table of 89 buckets over the whole queue: every row of the relation is compared with a chain that long.
         chain = operator.capacity / (HYBRID.buckets * scale)
-        cost = replace(cost, probe=chain * cost.comparison)
+    else:
+        # Section 6.4.2: rows of the stream and a segment of the relation are joined by nested loops.
+        chain = float(relation.latest.rows.mean()) / scale
+    cost = replace(cost, probe=chain * cost.comparison).faster(faster)
     measuring = _Measuring(operator, begin)
     watched: Any = measuring
     trace = simulate(watched, Schedule([stream], [times]), cost=cost, wait=_NEVER, quantum=_QUANTUM * max(0.1, scale))
@@ -208,27 +220,28 @@ def _sampled(time: np.ndarray, values: np.ndarray, end: float) -> tuple[np.ndarr
     return grid, values[np.maximum(0, np.searchsorted(time, grid, side="right") - 1)].astype(np.float64)
 
 
-def _name(join: str, **what: object) -> str:
+def cell_name(join: str, **what: object) -> str:
     return " ".join([join, *(str(value) for value in what.values())])
 
 
-def _cell(join: str, **changed: float) -> Cell:
+def cell(join: str, **changed: float) -> Cell:
     """A run that differs from the usual one: what is as usual is not said, so that equal runs are run once."""
     usual = {
         "rate": HYBRID.rate, "memory": HYBRID.memory, "bias": HYBRID.bias, "segment": HYBRID.segment, "low": HYBRID.low,
+        "faster": HYBRID.faster, "drawn": 0.0,
     }  # fmt: skip
     return Cell(run, join=join, **{name: value for name, value in changed.items() if value != usual[name]})
 
 
-_RATES = {_name(join, rate=rate): _cell(join, rate=rate) for join in JOINS for rate in HYBRID.rates}
+_RATES = {cell_name(join, rate=rate): cell(join, rate=rate) for join in JOINS for rate in HYBRID.rates}
 _MEMORY = {
-    _name(join, memory=memory // 10**6): _cell(join, memory=memory) for join in JOINS for memory in HYBRID.memories
+    cell_name(join, memory=memory // 10**6): cell(join, memory=memory) for join in JOINS for memory in HYBRID.memories
 }
 _SEGMENTS = {
-    _name("meshjoin", segment=segment / 1e6): _cell("meshjoin", segment=segment) for segment in HYBRID.segments
+    cell_name("meshjoin", segment=segment / 1e6): cell("meshjoin", segment=segment) for segment in HYBRID.segments
 }
-_LOCALITY = {_name(join, low=low): _cell(join, low=low) for join in JOINS[1:] for low in HYBRID.lows}
-_BIAS = {_name(join, bias=bias): _cell(join, bias=bias) for join in JOINS for bias in HYBRID.biases}
+_LOCALITY = {cell_name(join, low=low): cell(join, low=low) for join in JOINS[1:] for low in HYBRID.lows}
+_BIAS = {cell_name(join, bias=bias): cell(join, bias=bias) for join in JOINS for bias in HYBRID.biases}
 
 
 def _tenfold(results: Results) -> Verdict:
@@ -302,7 +315,8 @@ def _who_is_sooner(results: Results) -> Verdict:
 
 
 def _best_segment(results: Results) -> Verdict:
-    disk = {segment: results.median(_name("meshjoin", segment=segment / 1e6), "disk") for segment in HYBRID.segments}
+    names = {segment: cell_name("meshjoin", segment=segment / 1e6) for segment in HYBRID.segments}
+    disk = {segment: results.median(name, "disk") for segment, name in names.items()}
     best = min(disk, key=lambda segment: disk[segment])
     text = ", ".join(f"{seconds:.0f} s with {segment / 1e6:g} MB" for segment, seconds in disk.items())
     return Verdict(1_000_000 <= best <= 2_000_000, text)
@@ -323,11 +337,11 @@ def _trend(results: Results, cells: Sequence[str]) -> str:
 
 
 def _memory_cells(join: str) -> list[str]:
-    return [_name(join, memory=memory // 10**6) for memory in HYBRID.memories]
+    return [cell_name(join, memory=memory // 10**6) for memory in HYBRID.memories]
 
 
 def _bias_cells(join: str) -> list[str]:
-    return [_name(join, bias=bias) for bias in HYBRID.biases]
+    return [cell_name(join, bias=bias) for bias in HYBRID.biases]
 
 
 def _disk_by_locality(results: Results) -> dict[float, float]:
@@ -401,7 +415,7 @@ EXPERIMENTS = [
         lambda results: [
             Panel("disk", "MB read at once", "disk time, s", {"meshjoin": results.sweep(
                 [segment / 1e6 for segment in HYBRID.segments],
-                [_name("meshjoin", segment=segment / 1e6) for segment in HYBRID.segments], "disk",
+                [cell_name("meshjoin", segment=segment / 1e6) for segment in HYBRID.segments], "disk",
             )})
         ],
     ),
@@ -419,11 +433,11 @@ EXPERIMENTS = [
         ],
         lambda results: [
             Panel("disk", "share of the lower half", "disk time, s", {
-                join: results.sweep(HYBRID.lows, [_name(join, low=low) for low in HYBRID.lows], "disk")
+                join: results.sweep(HYBRID.lows, [cell_name(join, low=low) for low in HYBRID.lows], "disk")
                 for join in JOINS[1:]
             }, log_y=True),
             Panel("from memory", "share of the lower half", "share of the rows", {
-                join: results.sweep(HYBRID.lows, [_name(join, low=low) for low in HYBRID.lows], "from memory")
+                join: results.sweep(HYBRID.lows, [cell_name(join, low=low) for low in HYBRID.lows], "from memory")
                 for join in JOINS[1:]
             }),
         ],

@@ -15,7 +15,7 @@ from experiments.diner_streams import new_arrivals
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
 from experiments.ours import OURS
 from experiments.papers import DINER, MINER, SEEK, TRANSFER, WAIT
-from experiments.simulated import PAIRS, STORED_BYTES, measured
+from experiments.simulated import PAIRS, STORED_BYTES, measured, scaled_page
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, Status
@@ -152,42 +152,45 @@ Joins = Miner | MJoin | ManyConfluence
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def _make(join: str, spec: MultiSpec, memory: int, rows: int, records: int, patience: int) -> Joins:
+def _make(
+    join: str, spec: MultiSpec, memory: int, rows: int, records: int, patience: int, block: int = DINER.block_tuples
+) -> Joins:
     """A join whose memory holds about so many rows, and the records of all that it will write besides."""
-    page = DINER.block_tuples * STORED_BYTES
+    page = block * STORED_BYTES
     if join == OURS:
         grain = Grain(page_bytes=page, pairs=PAIRS, records=records)
-        options = ours.options(rows, DINER.block_tuples, DINER.block_bytes)
+        options = ours.options(rows, block, block * DINER.block_bytes // DINER.block_tuples)
         return ManyConfluence(spec, memory, MemoryStore(), grain=grain, **options)
     if join == "MJoin":
-        partitions = 1 << max(1, min(4, (rows // 600).bit_length() - 1))
+        partitions = 1 << max(1, min(4, (rows * DINER.block_tuples // block // 600).bit_length() - 1))
         grain = Grain(partitions=partitions, page_bytes=page, pairs=PAIRS, records=records)
         return MJoin(spec, memory, MemoryStore(), grain=grain)
-    blocks = max(1, round(DINER.max_outer_blocks * rows / (2 * DINER.tuples * DINER.memory_share)))
-    grain = Grain(block_rows=DINER.block_tuples, page_bytes=page, pairs=PAIRS, records=records)
+    of_paper = 2 * DINER.tuples * DINER.memory_share / DINER.block_tuples
+    blocks = max(1, round(DINER.max_outer_blocks * rows / block / of_paper))
+    grain = Grain(block_rows=block, page_bytes=page, pairs=PAIRS, records=records)
     return Miner(spec, memory, MemoryStore(), max_new_arrivals=patience, max_outer_blocks=blocks, grain=grain)
 
 
 @cache
-def memory_for(join: str, shape: str, inputs: int, rows: int, records: int) -> int:
+def memory_for(join: str, shape: str, inputs: int, rows: int, records: int, block: int) -> int:
     """The bytes in which a join keeps so many rows before it first spills, to one in fifty."""
     low, high = records, records + _BYTES_A_ROW * rows
-    while _rows_before_spill(join, shape, inputs, high, rows, records) < rows:
+    while _rows_before_spill(join, shape, inputs, high, rows, records, block) < rows:
         low, high = high, 2 * high
     while high - low > (high - records) // 50:
         middle = (low + high) // 2
-        if _rows_before_spill(join, shape, inputs, middle, rows, records) < rows:
+        if _rows_before_spill(join, shape, inputs, middle, rows, records, block) < rows:
             low = middle
         else:
             high = middle
     return high
 
 
-def _rows_before_spill(join: str, shape: str, inputs: int, memory: int, most: int, records: int) -> int:
+def _rows_before_spill(join: str, shape: str, inputs: int, memory: int, most: int, records: int, block: int) -> int:
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     held = 0
     try:
-        operator = _make(join, spec, memory, most, records, 0)
+        operator = _make(join, spec, memory, most, records, 0, block)
         for number, (start, stop) in enumerate(pairwise(np.linspace(0, most, 25 * inputs + 1).astype(int))):
             at = number % inputs
             keys = np.random.default_rng(number).permutation(4 * most)[: stop - start] + 4 * most * at
@@ -218,18 +221,20 @@ def _run(
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     schedule = arriving(tables, seed, delay)
     rows = max(_LEAST_MEMORY, round(memory * schedule.total_rows))
-    records = _RECORDS * schedule.total_rows
+    block, part = scaled_page(DINER.block_tuples, scale)
+    # More for the records of smaller blocks.
+    records = round(_RECORDS * schedule.total_rows / part)
     if join == OURS:
         records = ours.records(sum(map(len, spec.attributes)))
-        size = memory_for(join, shape, inputs, rows, 0) + records  # what is remembered of runs comes on top
+        size = memory_for(join, shape, inputs, rows, 0, block) + records  # what is remembered of runs comes on top
     else:
-        size = memory_for(join, shape, inputs, rows, records)
-    operator = _make(join, spec, size, rows, records, new_arrivals(scale))
-    transfer = DINER.block_bytes * TRANSFER
+        size = memory_for(join, shape, inputs, rows, records, block)
+    operator = _make(join, spec, size, rows, records, new_arrivals(scale), block)
+    transfer = part * DINER.block_bytes * TRANSFER
     trace = simulate(
         operator,
         schedule,
-        cost=CostModel(random_page=SEEK + transfer, sequential_page=transfer),
+        cost=CostModel(random_page=SEEK * part + transfer, sequential_page=transfer).faster(DINER.faster),
         wait=WAIT,
         quantum=schedule.end_time / _QUANTA,
         reactive_fuel=_REACTIVE_FUEL,

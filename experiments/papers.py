@@ -50,8 +50,10 @@ class Rpj:
     unreliable_part: float = 0.1
     """So much of data and memory is enough over the unreliable network, where the joins work seven times as long: not
     of the paper."""
-    pages_at_once: int = 4
-    """Pages that are read or written together: not of the paper, it keeps the number of the simulator's steps down."""
+    faster: float = 2.4
+    """The paper's processor has 2.4 GHz (section 6); the MJoin paper, which tells what operations cost, has 1 GHz."""
+    processors: tuple[float, ...] = (1.0, 2.4, 24.0, 100.0)
+    """What else it may be worth: the paper gives no costs of operations."""
 
     @property
     def page_tuples(self) -> int:
@@ -93,6 +95,9 @@ class Diner:
     max_outer_blocks: int = 19
     domain: int = 999
     fragments: int = 10
+    faster: float = 1.6
+    """The paper's processor has 1.6 GHz (section 5), the MJoin paper's 1 GHz."""
+    partitionings: tuple[int, ...] = (4, 8, 16, 32)
     csco_tuples: int = 20_710
     """Both inputs together, as are IPIX's."""
     ipix_tuples: int = 45_568
@@ -170,6 +175,7 @@ class MetadataPaper:
     """Rows of news and of accesses in one turn: about as many as belong together."""
     equal_quotas: tuple[int, int] = (50, 50)
     """As many of both, as random turns take in the long run; the paper gives no quotas."""
+    swept_quotas: tuple[tuple[int, int], ...] = ((10, 10), (10, 50), (10, 100), (100, 100), (1_000, 1_000))
     little_memory: int = 192 * 1024
 
 
@@ -216,6 +222,10 @@ class Hybrid:
     lows: tuple[float, ...] = (0.6, 0.7, 0.8, 0.9)
     longest_interval: int = 70_000
     """Tuples of a mini-interval."""
+    faster: float = 1.0
+    """How many times as fast the processor is as the MJoin paper's of 1 GHz. The thesis's has 3.4 GHz and runs Java; it
+    gives no costs. With 1, MESHJOIN falls behind where it does there."""
+    processors: tuple[float, ...] = (1.0, 2.0, 3.4)
     seek: float = 0.0054
     latency: float = 0.003
     bandwidth: float = 20e6

@@ -9,22 +9,10 @@ import numpy as np
 from experiments import ours, rpj_streams
 from experiments.model import Cell, Claim, Experiment, Line, Measured, Panel, Results, Verdict, always
 from experiments.ours import OURS
-from experiments.papers import RPJ, SEEK, TRANSFER
-from experiments.simulated import Contestant, equal_pairs, measured, run
+from experiments.papers import RPJ
+from experiments.simulated import Contestant, Machine, equal_pairs, measured, run
 from watersmeet.policies.reactive import AccessCosts
 
-_PAGE = RPJ.pages_at_once * RPJ.page_bytes * TRANSFER
-_COSTS = AccessCosts(random=SEEK + _PAGE, sequential=_PAGE)
-CONTESTANTS = {
-    each.label: each
-    for each in (
-        Contestant.of("RPJ", "rpj", prompt=False, costs=_COSTS),
-        Contestant.of("HMJ", "hmj", prompt=False),
-        Contestant.of("XJoin", "xjoin", prompt=False),
-        Contestant.of("RPJ-md", "rpj", prompt=False, costs=_COSTS, reactive="md"),
-        Contestant.of("RPJ-dd", "rpj", prompt=False, costs=_COSTS, reactive="dd"),
-    )
-}
 JOINS = ("RPJ", "HMJ", "XJoin")
 VARIANTS = ("RPJ", "RPJ-md", "RPJ-dd")
 CASES = tuple((arrival, speed) for speed in RPJ.speeds for arrival in rpj_streams.ARRIVALS)
@@ -35,14 +23,32 @@ _A_LINE = 0.98
 _FIRST_OVERFLOW = RPJ.memory_tuples / RPJ.tuples
 
 
+def contestant(join: str, machine: Machine) -> Contestant:
+    """A join as the paper ran it: RPJ and its variants know what the disk costs."""
+    if join == OURS:
+        return ours.contestant(machine)
+    if join not in VARIANTS:
+        return Contestant.of(join, join.lower(), prompt=False)
+    page = machine.page_bytes * machine.transfer
+    costs = AccessCosts(random=machine.seek + page, sequential=page)
+    reactive = {"RPJ": "both", "RPJ-md": "md", "RPJ-dd": "dd"}[join]
+    return Contestant.of(join, "rpj", prompt=False, costs=costs, reactive=reactive)
+
+
 def measure(
-    scale: float, seed: int, join: str, arrival: str, speed: int, network: str, whole: bool = False
+    scale: float,
+    seed: int,
+    join: str,
+    arrival: str,
+    speed: int,
+    network: str,
+    whole: bool = False,
+    faster: float = RPJ.faster,
 ) -> Measured:
     """One join in one of the paper's settings; `whole` is with the clean-up."""
     schedule = rpj_streams.schedule(scale, seed, arrival, speed, network)
-    machine = rpj_streams.machine(scale, network)
-    contestant = ours.contestant(machine) if join == OURS else CONTESTANTS[join]
-    trace = run(contestant, schedule, machine, online_only=not whole)
+    machine = rpj_streams.machine(scale, network, faster)
+    trace = run(contestant(join, machine), schedule, machine, online_only=not whole)
     return measured(trace, equal_pairs(schedule))
 
 
@@ -146,14 +152,27 @@ def _clean_up_alike(results: Results) -> Verdict:
     return Verdict(ratio <= 2, ", ".join(f"{join} {seconds:.0f} s" for join, seconds in after.items()))
 
 
+def _surge_of(line: Line) -> float:
+    """The highest cost of a result soon after the first overflow, to that right before."""
+    before = line.y[line.x < 100 * _FIRST_OVERFLOW][-1]
+    soon = (line.x >= 100 * _FIRST_OVERFLOW) & (line.x <= 400 * _FIRST_OVERFLOW)
+    return float(line.y[soon].max() / before)
+
+
 def _surge(results: Results) -> Verdict:
-    found = {}
-    for join in JOINS:
-        line = results.curve(_name(join, *CASES[0]), "cost")
-        before = line.y[line.x < 100 * _FIRST_OVERFLOW][-1]
-        soon = (line.x >= 100 * _FIRST_OVERFLOW) & (line.x <= 400 * _FIRST_OVERFLOW)
-        found[join] = float(line.y[soon].max() / before)
+    found = {join: _surge_of(results.curve(_name(join, *CASES[0]), "cost")) for join in JOINS}
     return Verdict(min(found.values()) > 1.2, f"{_list(found)}, right after to right before")
+
+
+def _surge_by_processor(results: Results) -> Verdict:
+    found = {
+        faster: _surge_of(results.curve(f"RPJ, processor {faster:g}", "cost"))
+        if faster != RPJ.faster
+        else _surge_of(results.curve(_name("RPJ", *CASES[0]), "cost"))
+        for faster in RPJ.processors
+    }
+    told = ", ".join(f"{ratio:.2f}x with {faster:g}" for faster, ratio in found.items())
+    return Verdict(max(found.values()) > 1.2, f"RPJ's, {told} times the speed of 1 GHz")
 
 
 def _lead(results: Results, case: tuple[str, int], network: str) -> float:
@@ -262,7 +281,14 @@ EXPERIMENTS = [
         "figure 9",
         "RPJ",
         "Cost of a result over a reliable network",
-        _cells((*JOINS, OURS), "reliable"),
+        _cells((*JOINS, OURS), "reliable")
+        | {
+            f"RPJ, processor {faster:g}": Cell(
+                measure, join="RPJ", arrival="harmony", speed=1, network="reliable", faster=faster
+            )
+            for faster in RPJ.processors
+            if faster != RPJ.faster
+        },
         [
             Claim(
                 "lowest-cost",
@@ -271,6 +297,12 @@ EXPERIMENTS = [
                 _first_at_all_times("reliable", "cost", JOINS[1:]),
             ),
             Claim("surge", "The cost surges when memory first overflows (harmony, 1:1).", "a surge", _surge),
+            Claim(
+                "surge-by-processor",
+                "There are processors with which it does.",
+                "2.4 GHz, no costs of operations given",
+                _surge_by_processor,
+            ),
             ours.cheapest(_ours("reliable"), JOINS),
         ],
         _panels("cost", (*JOINS, OURS), "reliable", _COST),

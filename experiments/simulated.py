@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -32,8 +32,14 @@ STORED_BYTES = 16
 ROWS_OF_A_PARTITION = 200
 """In memory, both sides together, at least: not of the papers. With fewer, flushing a few of them writes next to
 nothing and costs a seek each; in little memory, more make RPJ a little better, and HMJ and XJoin worse."""
+_LEAST_PAGE_ROWS = 4
+_MERGING = ("rpj", "hmj", "pmj")
+_MERGED_INTO = 2
+"""Pages of each side beside those of the runs: what is written, and what is looked up."""
 _RECORDS = 8
 """Bytes set aside for each input row, for the records of what was spilled and visited: no paper counts these."""
+_PAGE_RECORDS = 160
+"""The same for each page of them."""
 _BYTES_A_ROW = 48
 """Where the search for the memory begins."""
 
@@ -68,9 +74,13 @@ class Machine:
     """Seconds of arrivals that are handed over together; a stall and its end are told at once, whatever it is."""
     partitions: int
     fan_in: int
-    probe: float = 0.0
-    """Seconds for a look-up, beyond its hash and the rows that it finds."""
+    nested: float = 0.0
+    """Seconds for each row of the other side's partition in memory, whenever a row is looked up there."""
+    faster: float = 1.0
+    """How many times as fast the processor is as that of the MJoin paper."""
     reactive_fuel: int = 4096
+    buffer_rows: int | None = None
+    """Rows that may wait before the input buffer overflows."""
 
     def grain(self, input_rows: int) -> Grain:
         """The operators' units: their rows are narrower than the paper's, as pairs are only counted."""
@@ -81,14 +91,27 @@ class Machine:
             fan_in=self.fan_in,
             block_rows=self.page_rows,
             pairs=PAIRS,
-            records=_RECORDS * input_rows,
+            records=round((_RECORDS + _PAGE_RECORDS / self.page_rows) * input_rows),
         )
 
-    @property
-    def cost(self) -> CostModel:
-        """What work costs."""
+    def rows_for(self, join: str) -> int:
+        """Rows that a join has memory for: the pages through which runs are merged are a part of the memory, as the
+        outer blocks of DINER's loop are; an eighth of it at most.
+        """
+        pages = 2 * (self.fan_in + _MERGED_INTO) if join in _MERGING else 0
+        return self.memory_rows - min(pages * self.page_rows, self.memory_rows // 8)
+
+    def cost(self, join: str) -> CostModel:
+        """What a join's work costs. A partition has its own place on the disk: to flush several is a seek for each.
+
+        Our own join has no partitions in memory, and is charged as if the half of it that belongs to the other side
+        were divided into as many, and always full.
+        """
         transfer = self.page_bytes * self.transfer
-        return CostModel(probe=self.probe, random_page=self.seek + transfer, sequential_page=transfer)
+        model = CostModel(random_page=self.seek + transfer, sequential_page=transfer, run=self.seek, nested=self.nested)
+        if join == "confluence":
+            model = replace(model, probe=self.memory_rows / 2 / self.partitions * self.nested)
+        return model.faster(self.faster)
 
 
 def run(
@@ -101,16 +124,18 @@ def run(
 ) -> Trace:
     """Simulate."""
     grain = machine.grain(schedule.total_rows)
-    memory = memory_for(contestant, grain, machine.memory_rows, on, schedule.inputs[0].schema.field("key").type)
+    key = schedule.inputs[0].schema.field("key").type
+    memory = memory_for(contestant, grain, machine.rows_for(contestant.join), on, key)
     return simulate(
         contestant.join,
         schedule,
         memory=memory,
         on=on,
-        cost=machine.cost,
+        cost=machine.cost(contestant.join),
         wait=machine.wait,
         quantum=machine.quantum,
         reactive_fuel=machine.reactive_fuel,
+        buffer_rows=machine.buffer_rows,
         online_only=online_only,
         grain=grain,
         **dict(contestant.options),
@@ -160,15 +185,29 @@ def _rows_before_spill(contestant: Contestant, spec: JoinSpec, memory: int, grai
     return held
 
 
-def partitions_for(memory_rows: int, most: int) -> int:
+def scaled_page(rows: int, scale: float) -> tuple[int, float]:
+    """Rows of a page at a scale, where it has so many in full, and how long a seek takes, as a part of what it is.
+
+    With a tenth of the data and of the memory everything takes a tenth of the time, but for the disk: runs are as many
+    as in full, and a seek for each takes as long. And where runs are merged there is a seek for each page, of which
+    there are a tenth as many. So pages and seeks are scaled, too: then each has the part in all time that it has then.
+
+    >>> scaled_page(100, 1), scaled_page(100, 0.1), scaled_page(100, 0.001)
+    ((100, 1.0), (10, 0.1), (4, 0.04))
+    """
+    page = min(rows, max(_LEAST_PAGE_ROWS, round(scale * rows)))
+    return page, page / rows
+
+
+def partitions_for(memory_rows: int, most: int, scale: float = 1.0) -> int:
     """A power of two: as many partitions as have some hundred rows of each side in memory, since each leaves a run."""
-    whole = max(2, memory_rows // ROWS_OF_A_PARTITION)
+    whole = max(2, int(memory_rows / (scale * ROWS_OF_A_PARTITION)))
     return min(most, 1 << (whole.bit_length() - 1))
 
 
 def measured(trace: Trace, total: int) -> Measured:
-    """The numbers of a run: results online, their share of all, the fullest input buffer of the reactive phase, how
-    long the clean-up took; and curves.
+    """The numbers of a run: results online, their share of all, the fullest input buffer of the reactive phase and of
+    all phases, when it overflowed as a part of the transmission, how long the clean-up took; and curves.
     """
     grid = np.linspace(0.0, trace.last_arrival, GRID + 1)
     at = np.searchsorted(trace.time, grid, side="right") - 1
@@ -180,6 +219,8 @@ def measured(trace: Trace, total: int) -> Measured:
         "share": trace.online / total if total else 1.0,
         "total": float(total),
         "buffer": float(max(trace.input_buffer[trace.phase == "reactive"], default=0)),
+        "waited": float(trace.peak_input_buffer),
+        "overflow": 1.0 if trace.overflow is None else min(1.0, trace.overflow / trace.last_arrival),
         "after": trace.end - trace.last_arrival,
         "last arrival": trace.last_arrival,
     }

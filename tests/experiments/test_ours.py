@@ -29,7 +29,7 @@ def test_hashes_are_charged_beside_the_papers_tuples(modules: Any) -> None:
         "diner": modules("diner_streams").machine(10_000, 100.0),
     }
     pages = {paper: dict(ours.contestant(machine).options)["pages"] for paper, machine in machines.items()}
-    assert (pages["rpj"].hashes, pages["rpj"].rows) == (4 * 1024 // 8, 4 * 102)
+    assert (pages["rpj"].hashes, pages["rpj"].rows) == (1024 // 8, 102)
     assert (pages["diner"].hashes, pages["diner"].rows) == (10 * 1024 // 8, 51)
     for paper, machine in machines.items():
         held = machine.memory_rows / machine.page_rows

@@ -10,7 +10,8 @@ class Cost:
     """Counts of the work done in one step; costs add up.
 
     >>> Cost(probes=2, results=1) + Cost(probes=3)
-    Cost(hashes=0, inserts=0, probes=5, comparisons=0, results=1, pages_read=0, pages_written=0, seeks=0)
+    Cost(hashes=0, inserts=0, probes=5, comparisons=0, results=1, pages_read=0, pages_written=0, seeks=0, runs=0, \
+disk_rows=0, nested=0)
     """
 
     hashes: int = 0
@@ -29,6 +30,12 @@ class Cost:
     """Disk pages written, all accesses."""
     seeks: int = 0
     """How many of the page accesses were random: the first page of each contiguous read or write."""
+    runs: int = 0
+    """Runs written right behind another one: random accesses, too, if each partition had a place of its own."""
+    disk_rows: int = 0
+    """Rows read and written, of window joins: what moves where a disk is charged by the byte and not by the page."""
+    nested: int = 0
+    """Rows that nested loops would compare the rows looked up with: all of their partition on the other side."""
 
     def __add__(self, other: Cost) -> Cost:
         # Written out: this is done at every step, and a loop over the fields takes five times as long.
@@ -41,6 +48,9 @@ class Cost:
             self.pages_read + other.pages_read,
             self.pages_written + other.pages_written,
             self.seeks + other.seeks,
+            self.runs + other.runs,
+            self.disk_rows + other.disk_rows,
+            self.nested + other.nested,
         )
 
     def __sub__(self, other: Cost) -> Cost:
@@ -53,6 +63,9 @@ class Cost:
             -other.pages_read,
             -other.pages_written,
             -other.seeks,
+            -other.runs,
+            -other.disk_rows,
+            -other.nested,
         )
 
 
@@ -61,18 +74,22 @@ class Meter:
 
     __slots__ = (
         "comparisons",
+        "disk_rows",
         "hashes",
         "inserts",
+        "nested",
         "pages_read",
         "pages_written",
         "probes",
         "results",
+        "runs",
         "seeks",
     )
 
     def __init__(self) -> None:
         self.hashes = self.inserts = self.probes = self.comparisons = 0
         self.results = self.pages_read = self.pages_written = self.seeks = 0
+        self.runs = self.disk_rows = self.nested = 0
 
     def total(self) -> Cost:
         """Everything counted so far."""
@@ -85,4 +102,7 @@ class Meter:
             self.pages_read,
             self.pages_written,
             self.seeks,
+            self.runs,
+            self.disk_rows,
+            self.nested,
         )

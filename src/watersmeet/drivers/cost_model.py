@@ -38,6 +38,12 @@ class CostModel:
     """One page after moving the head: seek, rotation and transfer."""
     sequential_page: float = 0.0001
     """One page that follows the page before: transfer alone."""
+    run: float = 0.0
+    """One run written behind another: nothing, unless each partition has a place of its own on the disk."""
+    disk_row: float = 0.0
+    """One row read or written, where transfers are charged by the byte: nothing, where they are by the page."""
+    nested: float = 0.0
+    """One row compared in a nested loop: nothing, where look-ups go by an index."""
 
     def seconds(self, cost: Cost) -> tuple[float, float]:
         """The time that the CPU and that the disk need for this work; they do not overlap."""
@@ -47,9 +53,11 @@ class CostModel:
             + cost.comparisons * self.comparison
             + cost.probes * self.probe
             + cost.results * self.result
+            + cost.nested * self.nested
         )
         sequential = cost.pages_read + cost.pages_written - cost.seeks
-        return cpu, cost.seeks * self.random_page + sequential * self.sequential_page
+        pages = cost.seeks * self.random_page + sequential * self.sequential_page
+        return cpu, pages + cost.runs * self.run + cost.disk_rows * self.disk_row
 
     def with_disk(self, *, seek: float, latency: float, bandwidth: float, page: int) -> CostModel:
         """The same CPU, another disk: mean seek and rotational latency in seconds, bytes per second, bytes a page.
@@ -62,6 +70,26 @@ class CostModel:
             raise SpecError(f"a disk's bandwidth must be more than nothing, not {bandwidth!r} bytes per second")
         transfer = page / bandwidth
         return replace(self, random_page=seek + latency + transfer, sequential_page=transfer)
+
+    def by_bytes(self, *, access: float, bandwidth: float, row: int) -> CostModel:
+        """The same CPU, another disk: seconds for an access, and rows of so many bytes at so many bytes per second.
+
+        >>> ibm_9lzx = CostModel().by_bytes(access=0.0084, bandwidth=20e6, row=64)
+        >>> ibm_9lzx.seconds(Cost(seeks=1, pages_read=9, disk_rows=100))
+        (0.0, 0.00872)
+        """
+        if bandwidth <= 0:
+            raise SpecError(f"a disk's bandwidth must be more than nothing, not {bandwidth!r} bytes per second")
+        return replace(self, random_page=access, sequential_page=0.0, disk_row=row / bandwidth)
+
+    def faster(self, times: float) -> CostModel:
+        """The same disk, a processor that is so many times as fast.
+
+        >>> CostModel().faster(2).hash == CostModel().hash / 2
+        True
+        """
+        names = ("hash", "move", "comparison", "probe", "result", "nested")
+        return replace(self, **{name: getattr(self, name) / times for name in names})
 
 
 FREE = CostModel(hash=0.0, move=0.0, comparison=0.0, random_page=0.0, sequential_page=0.0)

@@ -77,6 +77,7 @@ def simulate(
     online_only: bool = False,
     windows: WindowSpec | None = None,
     delays: bool = False,
+    buffer_rows: int | None = None,
     **options: Any,
 ) -> Trace:
     """Run an operator, or the algorithm of this name, over a schedule in virtual time.
@@ -90,6 +91,9 @@ def simulate(
 
     With `windows` (see `core.windows.parse_windows`) the algorithm is a window join. With `delays` the trace tells how
     long after the arrival of its later row each result came: the operator must then be asked for pairs.
+
+    The input buffer has no bound. With `buffer_rows` the trace tells when more rows than that first waited for the
+    operator (`overflow`): a machine with room for so many would have lost rows then.
 
     `samples` bounds the trace, `collect` keeps the output in it, `check` asserts the operator's invariants at each
     step. With `online_only` the run ends when the last row has arrived and been worked off: no clean-up, and the
@@ -114,6 +118,7 @@ def simulate(
         check,
         online_only,
         delays,
+        buffer_rows,
     )
     with ExitStack() as cleanup:
         if isinstance(operator, str):
@@ -161,6 +166,7 @@ class _Settings:
     check: bool
     online_only: bool
     delays: bool
+    buffer_rows: int | None
 
     def __post_init__(self) -> None:
         for name, least in (("wait", 0), ("quantum", 0), ("fuel", 1), ("reactive_fuel", 1)):
@@ -294,7 +300,8 @@ class _Run:
         self._batches: list[pa.RecordBatch] = []
         self._times = schedule.times
         self._delays = Delays() if settings.delays else None
-        self._recorder = Recorder(max((each.last for each in self._inputs), default=0.0), settings.samples)
+        last = max((each.last for each in self._inputs), default=0.0)
+        self._recorder = Recorder(last, settings.samples, settings.buffer_rows)
         self._phase = ""
         ends = [each.last for each in self._inputs]
         for time, punctuation in settings.punctuations:

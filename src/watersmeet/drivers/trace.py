@@ -80,6 +80,8 @@ class Trace:
     peak_memory: int
     """The most bytes that were ever reserved, within steps too."""
     peak_input_buffer: int
+    overflow: float | None = None
+    """When more rows waited than the input buffer was said to have room for; None if that never happened."""
     batches: Sequence[pa.RecordBatch] = field(default=(), repr=False)
     """The output, if it was asked for."""
     delays: Delays | None = field(default=None, repr=False)
@@ -193,12 +195,14 @@ class Recorder:
     Of two, the one with the fuller input buffer stays, and so does its peak.
     """
 
-    def __init__(self, last_arrival: float, capacity: int = 4096) -> None:
+    def __init__(self, last_arrival: float, capacity: int = 4096, buffer_rows: int | None = None) -> None:
         self._last_arrival = last_arrival
         self._thinned: Thinned[Sample] = Thinned(capacity, _fuller)
         self._online = 0
         self._first_result: float | None = None
         self._peak_input_buffer = 0
+        self._buffer_rows = buffer_rows
+        self._overflow: float | None = None
 
     def add(self, sample: Sample) -> None:
         """Take note of a moment; nothing is kept if only the time is new."""
@@ -210,6 +214,8 @@ class Recorder:
         if sample.time < self._last_arrival:
             self._online = sample.results
         self._peak_input_buffer = max(self._peak_input_buffer, sample.input_buffer)
+        if self._overflow is None and self._buffer_rows is not None and sample.input_buffer > self._buffer_rows:
+            self._overflow = sample.time
         self._thinned.add(sample)
 
     def finish(
@@ -232,6 +238,7 @@ class Recorder:
             first_result=self._first_result,
             peak_memory=peak_memory,
             peak_input_buffer=self._peak_input_buffer,
+            overflow=self._overflow,
             batches=batches,
             delays=delays,
         )

@@ -89,7 +89,7 @@ class ProgressiveJoin(JoinFrame[Task]):
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
         """The look-up of rows that arrived on one side in the memory of the other."""
         other = self.tables[1 - side]
-        return Lookup(Probe(hashes, parts), other, Between(side, source, other))
+        return Lookup(Probe(hashes, parts), other, Between(side, source, other), partners=other.part_rows)
 
     def loose_rows(self, columns: list[pa.Array]) -> Rows:
         """Rows that are in no table, by their places among those that arrive."""

@@ -41,13 +41,21 @@ class DiskIndex:
     """Rows in memory that arrived at ticks in (since, until], looked up by rows of the disk, stretch by stretch."""
 
     def __init__(
-        self, table: WindowTable, disk: WindowDisk, rows: ScannedRows, ticks: tuple[int, int], window: Int64
+        self,
+        table: WindowTable,
+        disk: WindowDisk,
+        rows: ScannedRows,
+        ticks: tuple[int, int],
+        window: Int64,
+        partners: Int64,
     ) -> None:
+        """Of each partition of the disk, `partners` says how many rows of the table are looked for."""
         self._table = table
         self._disk = disk
         self._ticks = ticks
         self._rows = rows
         self._window = window
+        self._partners = partners
         self._at = -1
         self._index: tuple[Int64, Int64] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self.wanted: Uint64 = EVERYTHING
@@ -82,6 +90,7 @@ class DiskIndex:
         stretch = stretches[number]
         self._index = self._disk.index(stretch.piece)
         self._disk.count_read(stretch.piece, stretch.start, stretch.stop)
+        self._disk.count_nested(self._rows.nested(stretch, self._partners))
 
     def close(self) -> None:
         """Let go of what was read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from watersmeet.core.arrays import Bool, Int32, Numbers
+from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.records.addressed import AddressedRows
@@ -43,11 +43,16 @@ class Lookup:
         table: Index,
         between: Between,
         fresh: Callable[[Int32, Int32], Bool] | None = None,
+        partners: Int64 | None = None,
     ) -> None:
+        """`partners` are the rows of each of the table's partitions: nested loops would compare a row with all of its
+        own.
+        """
         self.probe = probe
         self.between = between
         self._table = table
         self._fresh = fresh
+        self._partners = partners
         self._before = 0
         self._in_buffer = 0
         self._kept = 0
@@ -77,6 +82,8 @@ class Lookup:
         self._settle(pairs, found)
         meter.probes += self.probe.next - start
         meter.comparisons += visited
+        if self._partners is not None:
+            meter.nested += int(self._partners[self.probe.parts[start : self.probe.next]].sum())
         return max(1, self.probe.next - start) + found
 
     def _settle(self, pairs: PairBuffer, found: int) -> None:

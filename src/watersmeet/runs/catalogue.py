@@ -256,6 +256,7 @@ class DiskSide:
         where = {"parts": list(parts), "starts": starts[:-1]}
         ends = write_rows(self._store, self.flush_segment(tick), table, rows, page_bytes, meta=where)
         self.wrote(len(ends))
+        self._meter.runs += len(parts) - 1
         for part, start, stop in zip(parts, starts, starts[1:], strict=False):
             forget(part)
             pages = _pages_within(ends, start, stop)

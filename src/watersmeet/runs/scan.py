@@ -112,6 +112,7 @@ class ScannedRows:
             for piece, chosen in blocks
         ]
         self.block_places = np.cumsum(np.concatenate([[0], *sizes])).astype(np.int64)[:-1]
+        self.block_parts = np.concatenate([none, *(piece.parts[chosen] for piece, chosen in blocks)])
         self.block_left = np.concatenate([none, *(piece.left[chosen] for piece, chosen in blocks)])
         self.block_numbers = np.concatenate([none, *(piece.number + chosen for piece, chosen in blocks)])
         self.block_results = np.zeros(len(self.block_left), np.int64)
@@ -133,6 +134,12 @@ class ScannedRows:
     def nbytes(self) -> int:
         """Memory that this takes, about."""
         return 256 * len(self.stretches) + 40 * len(self.block_left) + self._pages.nbytes
+
+    def nested(self, stretch: Stretch, partners: Int64) -> int:
+        """How many rows nested loops would compare a stretch with, where each partition has so many to look for."""
+        first, last = np.searchsorted(self.block_places, [stretch.place, stretch.end])
+        sizes = np.diff(self.block_places[first:last], append=stretch.end)
+        return int(sizes @ partners[self.block_parts[first:last]])
 
     def stretch_at(self, place: int) -> int:
         """The number of the stretch that a place is in."""

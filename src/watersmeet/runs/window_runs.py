@@ -129,6 +129,7 @@ class WindowDisk:
             self._claim.shrink(claimed)
             raise
         self._meter.pages_written += len(ends)
+        self._meter.disk_rows += len(rows)
         self._meter.seeks += 1
         self.pieces.append(Piece(number, ends, blocks, claimed))
         self.next_block += blocks.shape[1]
@@ -166,6 +167,7 @@ class WindowDisk:
             self._claim.shrink(most)
             raise
         self._meter.pages_written += len(ends)
+        self._meter.disk_rows += ends[-1]
         self._meter.seeks += 1
         claimed = self.entry_bytes(len(firsts), len(ends))
         self._claim.shrink(most - claimed)
@@ -250,10 +252,15 @@ class WindowDisk:
         segment = self._opened(piece)
         return segment.array("hashes"), segment.array("times")
 
+    def count_nested(self, rows: int) -> None:
+        """Take note of how many rows nested loops would have compared what was read with."""
+        self._meter.nested += rows
+
     def count_read(self, piece: Piece, start: int, stop: int) -> None:
         """Take note that the pages of these rows were gone through."""
         first, last = bisect_right(piece.ends, start), bisect_right(piece.ends, stop - 1)
         self._meter.pages_read += last + 1 - first
+        self._meter.disk_rows += stop - start
         self._meter.seeks += 1
 
     def pages_of(self, piece: Piece, start: int, stop: int) -> Iterator[Page]:

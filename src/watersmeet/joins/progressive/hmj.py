@@ -65,9 +65,10 @@ class HMJ(MergingJoin):
         *,
         flush: FlushPolicy | str = "adaptive",
         prompt: bool = True,
+        patience: int = 0,
         grain: Grain | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt, grain)
+        super().__init__(spec, memory, store, flush, prompt, grain, patience)
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         rows = self._rows_in_memory(spared)

@@ -41,8 +41,8 @@ class RPJ(MergingJoin):
     Different from the paper:
 
     - New arrivals wait for one row's matches at most. A visit ends there, and the next one goes on in the same place; a
-      merge is set aside and goes on in the next silence, before any other task. In the paper an arrival waits for the
-      whole task: `prompt=False` does that.
+      merge is set aside and goes on in the next silence, before any other task. `patience=1000` lets as many rows wait
+      first. In the paper an arrival waits for the whole task: `prompt=False` does that.
     - Of a partition that is flushed in part, the oldest rows go, in blocks of the table: a few more than asked for.
     - Runs are sorted by the hash of the key, not by the key, and a time unit of the statistics is a number of arrivals.
     - A merging operation is a task of its own: after each one the best task is chosen anew.
@@ -78,10 +78,11 @@ class RPJ(MergingJoin):
         flush: FlushPolicy | str = "optimal",
         reactive: str = "both",
         prompt: bool = True,
+        patience: int = 0,
         grain: Grain | None = None,
         costs: AccessCosts | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt, grain)
+        super().__init__(spec, memory, store, flush, prompt, grain, patience)
         self._visits = Visits(self, self)
         self._best_rate = BestRate(reactive, costs)
         self.expected = ExpectedResults(self.sizing.layout.partitions)

@@ -72,6 +72,7 @@ class MergingJoin(SpillingJoin):
         flush: FlushPolicy | str,
         prompt: bool,
         grain: Grain | None = None,
+        patience: int = 0,
     ) -> None:
         least = self.least_memory(spec)
         if memory < least:
@@ -92,6 +93,7 @@ class MergingJoin(SpillingJoin):
         self._merge_buffers = self.budget.reservation("merge buffers")
         self._merge_buffers.grow(2 * pages * self.sizing.page_bytes)
         self._prompt = prompt
+        self._patience = patience
         self._suspended: MergeTask | None = None
         self._to_clean: list[int] | None = None
 
@@ -198,9 +200,9 @@ class MergingJoin(SpillingJoin):
 
     @property
     def patience(self) -> int:
-        """None, or that of a task which is not to be interrupted."""
+        """None, what it was given, or that of a task which is not to be interrupted."""
         uninterrupted = not self._prompt and self._task is not None and not self._task.done
-        return sys.maxsize if uninterrupted else super().patience
+        return sys.maxsize if uninterrupted else self._patience
 
     def _give_way(self, task: Task) -> int:
         if not self._prompt:

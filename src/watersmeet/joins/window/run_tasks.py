@@ -34,13 +34,15 @@ class _RunLookup(DiskLookup):
     ) -> None:
         disk = join.disks[1 - side]
         rows = ScannedRows(disk, join.plans[1 - side].types, ticks[1], floor, join.runs[1 - side][part])
-        self._index = DiskIndex(table, disk, rows, ticks, join.timing.words(side))
+        # A table of runs read back has one partition.
+        blocks = np.array(table.queues[part if table is join.tables[side] else 0], np.int64)
+        blocks = blocks[table.last_tick[blocks] > ticks[0]]
+        partners = np.full(join.sizing.layout.partitions, table.sizes(blocks).sum())
+        self._index = DiskIndex(table, disk, rows, ticks, join.timing.words(side), partners)
         super().__init__(side, table, self._index, rows)
         self._join = join
         if rows.rows:
-            # A table of runs read back has one partition.
-            blocks = np.array(table.queues[part if table is join.tables[side] else 0], np.int64)
-            self._index.wanted = filter_of(table, blocks[table.last_tick[blocks] > ticks[0]], join.filter_claim)
+            self._index.wanted = filter_of(table, blocks, join.filter_claim)
 
     def not_met(self, probes: Int32, rows: Int32) -> Bool:
         """Those whose later row came when the run had left memory."""

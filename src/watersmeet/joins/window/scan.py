@@ -53,13 +53,15 @@ class Scan:
         self._floor = join.least_floor(side, since) if floor is None else floor
         self._rows = ScannedRows(join.disks[1 - side], join.plans[1 - side].types, until, self._floor)
         ticks, window = (since, until), join.timing.words(side)
-        self._index = DiskIndex(join.tables[side], join.disks[1 - side], self._rows, ticks, window)
+        table = join.tables[side]
+        fresh = table.live(since)
+        partners = np.bincount(table.part_of[fresh], table.sizes(fresh), table.layout.partitions).astype(np.int64)
+        self._index = DiskIndex(table, join.disks[1 - side], self._rows, ticks, window, partners)
         self.lookup = _ScanLookup(self, self._index, self._rows)
         self._place: list[int] | None = None
         """Where it was set aside."""
         self._filter = join.filters[side]
-        table = join.tables[side]
-        self._index.wanted = filter_of(table, table.live(since), self._filter)
+        self._index.wanted = filter_of(table, fresh, self._filter)
 
     @property
     def done(self) -> bool:

@@ -57,8 +57,9 @@ class TimedLookup(Lookup):
         between: Between,
         join: WindowJoin,
         fresh: Callable[[Int32, Int32], Bool] | None = None,
+        partners: Int64 | None = None,
     ) -> None:
-        super().__init__(probe, table, between, fresh)
+        super().__init__(probe, table, between, fresh, partners)
         self._join = join
         self._began = join.now
 

@@ -20,7 +20,7 @@ class WindowLookup(TimedLookup):
     """Rows looked up in a table that counts which of its blocks were part of results."""
 
     def __init__(self, probe: Probe, table: WindowTable, between: Between, join: BlockWindowJoin) -> None:
-        super().__init__(probe, table, between, join)
+        super().__init__(probe, table, between, join, partners=table.part_rows)
         self._counted = table
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
