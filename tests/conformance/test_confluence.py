@@ -124,7 +124,7 @@ def test_every_pair_exactly_once_whether_runs_are_read_through_or_leapt_over(
     monkeypatch.setattr("watersmeet.matching.settlement._LEAP_FROM", leap_from)
     conform(Watched, cases=CASES, seed=9_000, make=MAKERS[kind], **TIGHT)
     # Runs without any row near the slice are read through whatever they cost: they cost nothing.
-    assert calls[way] > 100 and calls[f"{way}, on the way"] > 10, calls
+    assert calls[way] > 100 and calls[f"{way}, on the way"] > 5, calls
     assert calls["_leap"] == 0 or way == "_leap"
 
 

@@ -22,36 +22,25 @@ from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import gather as kernels
-from watersmeet.memory import Budget, Reservation
+from watersmeet.memory import Reservation
 
 _PAGE = mmap.PAGESIZE
-_SMALL_PAGES_FIRST = 4 * 1024 * 1024
-_HUGE_PAGES_FROM = 512 * 1024 * 1024
-"""Below this budget the last, partly filled huge page of each column would be too much to leave uncounted."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-
-
-def uses_huge_pages(budget: Budget) -> bool:
-    """Whether the arenas of a table within a budget are to have huge pages."""
-    return budget.most >= _HUGE_PAGES_FROM
 
 
 class Arena:
     """A one-dimensional array of `capacity` zeros, of which only what was written takes memory.
 
-    Huge pages make first writes and random reads much faster, but memory is then taken 2 MiB at a time, all of which
-    the first write to it has to wait for. So they begin behind what a small join needs, whose first result they would
-    hold up.
+    Its pages are small ones: huge pages would make random reads a little faster, but each has to be filled with zeros
+    before its first byte is written, which costs more than that.
     """
 
-    def __init__(self, dtype: Any, capacity: int, huge_pages: bool = False) -> None:
+    def __init__(self, dtype: Any, capacity: int) -> None:
         size = max(1, capacity) * np.dtype(dtype).itemsize
         if sys.platform == "win32":
             self._map = mmap.mmap(-1, size)
         else:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        if huge_pages and size > _SMALL_PAGES_FIRST and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE, _SMALL_PAGES_FIRST, size - _SMALL_PAGES_FIRST)
         self.array: NDArray[Any] = np.frombuffer(self._map, dtype=dtype, count=max(1, capacity))
 
     @property
@@ -194,9 +183,9 @@ def stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
 class Heap:
     """Room for byte strings: equal chunks, each owned by one partition; a string longer than a chunk gets several."""
 
-    def __init__(self, capacity: int, chunk: int, partitions: int, claim: Reservation, huge_pages: bool) -> None:
+    def __init__(self, capacity: int, chunk: int, partitions: int, claim: Reservation) -> None:
         self.chunk = chunk
-        self._arena = Arena(np.uint8, -(-capacity // chunk) * chunk, huge_pages)
+        self._arena = Arena(np.uint8, -(-capacity // chunk) * chunk)
         self.bytes: NDArray[np.uint8] = self._arena.array
         self._pool = Pool(chunk, -(-capacity // chunk), claim, self._release)
         self._owned: list[list[int]] = [[] for _ in range(partitions)]

@@ -67,17 +67,15 @@ class Column(Protocol):
         ...
 
 
-def make_column(
-    type_: pa.DataType, capacity: int, partitions: int, heap: Heap, claim: Reservation, huge_pages: bool
-) -> Column:
+def make_column(type_: pa.DataType, capacity: int, partitions: int, heap: Heap, claim: Reservation) -> Column:
     """The column for a stored type."""
     if pa.types.is_boolean(type_):
-        return FixedColumn(type_, 1, capacity, huge_pages)
+        return FixedColumn(type_, 1, capacity)
     if pa.types.is_string(type_) or pa.types.is_binary(type_) or _is_large_bytes(type_):
-        return BytesColumn(type_, capacity, heap, huge_pages)
+        return BytesColumn(type_, capacity, heap)
     width = _byte_width(type_)
     if width:
-        return FixedColumn(type_, width, capacity, huge_pages)
+        return FixedColumn(type_, width, capacity)
     return ObjectColumn(type_, capacity, partitions, claim)
 
 
@@ -131,12 +129,12 @@ class FixedColumn:
 
     in_heap = False
 
-    def __init__(self, type_: pa.DataType, width: int, capacity: int, huge_pages: bool) -> None:
+    def __init__(self, type_: pa.DataType, width: int, capacity: int) -> None:
         self._type = type_
         self._is_bool = pa.types.is_boolean(type_)
         self._width = width
         self._word: Any = _WORDS.get(width)
-        self._values = Arena(self._word or np.uint8, capacity if self._word else capacity * width, huge_pages)
+        self._values = Arena(self._word or np.uint8, capacity if self._word else capacity * width)
         self._nulls = _Nulls(capacity)
         self.row_bytes = width + 1
 
@@ -202,12 +200,12 @@ class BytesColumn:
     row_bytes = 13
     in_heap = True
 
-    def __init__(self, type_: pa.DataType, capacity: int, heap: Heap, huge_pages: bool) -> None:
+    def __init__(self, type_: pa.DataType, capacity: int, heap: Heap) -> None:
         self._type = type_
         self._offset: Any = np.int64 if _is_large_bytes(type_) else np.int32
         self._heap = heap
-        self._starts = Arena(np.int64, capacity, huge_pages)
-        self._lengths = Arena(np.int32, capacity, huge_pages)
+        self._starts = Arena(np.int64, capacity)
+        self._lengths = Arena(np.int32, capacity)
         self._nulls = _Nulls(capacity)
 
     def reserve(self, array: pa.Array, parts: Int32, lengths: Int64) -> bool:

@@ -22,7 +22,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import hash_index
 from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool, uses_huge_pages
+from watersmeet.records.arena import Arena, Heap, Pool
 from watersmeet.records.columns import Column, estimated_width, make_column
 from watersmeet.tables.blocks import StoredRows
 
@@ -138,19 +138,16 @@ class SideTable(StoredRows):
         block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = uses_huge_pages(budget)
         self._step = 2 * indexes
-        self._entries = Arena(np.int64, self._step * capacity, huge)
-        self._ticks = Arena(np.int64, capacity, huge)
+        self._entries = Arena(np.int64, self._step * capacity)
+        self._ticks = Arena(np.int64, capacity)
         self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
         # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
         strings = budget.reservation(f"{name} strings")
         owners = blocks if self.values_by_block else partitions
-        self._heap = Heap((16 if self.values_by_block else 4) * budget.total, layout.chunk_bytes, owners, strings, huge)
+        self._heap = Heap((16 if self.values_by_block else 4) * budget.total, layout.chunk_bytes, owners, strings)
         objects = budget.reservation(f"{name} nested values")
-        self._columns: list[Column] = [
-            make_column(type_, capacity, owners, self._heap, objects, huge) for type_ in types
-        ]
+        self._columns: list[Column] = [make_column(type_, capacity, owners, self._heap, objects) for type_ in types]
         self._has_strings = any(column.in_heap for column in self._columns)
         self._tails = np.full(partitions, -1, np.int32)
         self._used = np.zeros(partitions, np.int32)

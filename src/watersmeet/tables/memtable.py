@@ -23,15 +23,12 @@ from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.kernels.addressed import OTHER, STRINGS, WORDS
 from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_block, with_values, words_of
-from watersmeet.records.arena import Arena, uses_huge_pages
+from watersmeet.records.arena import Arena
+from watersmeet.tables.arrival_ticks import STRETCH_BYTES, ArrivalTicks
 from watersmeet.tables.hash_table import Layout
 from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk, move_down
 
-_TICK_BYTES = 8
-"""Of each row, beyond its columns and its place in the index: when it arrived."""
 _MOST_ROWS = 2**31 - 2
-_RELEASED_FROM = 1 << 16
-"""Bytes of ticks that are given back to the system when rows go, so that others can have them."""
 _POOLED_FROM = 4 << 20
 """Bytes of rows that are worth the fraction of a millisecond in which Arrow gives them back to the system."""
 
@@ -62,10 +59,12 @@ class Memtable(AddressedRows):
         self._claim = budget.reservation(f"rows of {name}")
         self._index_claim = budget.reservation(f"index of {name}")
         kind: type[HashIndex] | type[RangeIndex] = RangeIndex if by_range else HashIndex
-        self._entry_bytes = kind.row_bytes + (_TICK_BYTES if ticked else 0)
+        self._entry_bytes = kind.row_bytes
         capacity = min(_MOST_ROWS, budget.most // self._entry_bytes + block_rows)
-        self.index: MemtableIndex = kind(capacity, self._index_claim, uses_huge_pages(budget))
-        self._ticks = Arena(np.int64, capacity, uses_huge_pages(budget))
+        self.index: MemtableIndex = kind(capacity, self._index_claim)
+        self.capacity = capacity
+        """So many rows fit at most."""
+        self._ticks = ArrivalTicks()
         self._stride = 8 * WORDS * len(self.types)
         blocks = capacity // block_rows + 2
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
@@ -145,7 +144,7 @@ class Memtable(AddressedRows):
             # The batch stays for its whole blocks, and what goes to the ends of others is there twice.
             size += size * (copied + ((count - copied) & (self._block_rows - 1))) // count
         blocks = -(-(rows + count) // self._block_rows) - -(-rows // self._block_rows)
-        size += self._entry_bytes * count + self._stride * blocks
+        size += self._entry_bytes * count + self._stride * blocks + (STRETCH_BYTES if self._ticked else 0)
         if not self._claim.try_grow(size):
             return False
         self._reserved = size
@@ -162,13 +161,23 @@ class Memtable(AddressedRows):
     ) -> Int32:
         """Take rows for which there is room; returns their numbers."""
         count, first = len(hashes), self.rows
-        self._note_portion(first + count, self._reserved)
-        self._reserved = 0
+        size, self._reserved = self._reserved, 0
         if self._ticked:
-            self._ticks.array[first : first + count] = ticks
+            # Rows may follow those before them, and rows that are brought back come in several stretches.
+            size += self._settle_stretches(self._ticks.append(first, ticks))
+        self._note_portion(first + count, size)
         self._place(self._plain(columns), count)
         self.rows = first + count
         return self.index.append(first, hashes, grow_index)
+
+    def _settle_stretches(self, added: int) -> int:
+        """Claim what stretches of ticks take beyond the one that was reserved for; returns how much that is."""
+        more = (added - 1) * STRETCH_BYTES
+        if more > 0:
+            self._claim.grow(more)
+        else:
+            self._claim.shrink(-more)
+        return more
 
     def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         return [column if self.widths[i] == OTHER else with_values(column) for i, column in enumerate(columns)]
@@ -262,8 +271,7 @@ class Memtable(AddressedRows):
 
     def clear(self) -> None:
         """Forget all rows."""
-        if self._ticks.itemsize * self.rows > _RELEASED_FROM:
-            self._ticks.release(0, self.rows)
+        self._ticks.clear()
         held = self._claim.held
         self.index.clear(self.rows)
         self._claim.clear()
@@ -286,10 +294,8 @@ class Memtable(AddressedRows):
         left, blocks = self.rows - count, count >> self._shift
         width = WORDS * len(self.types)
         self.index.drop_first(count, self.rows)
-        move_down(self._ticks.array, count, self.rows)
+        self._ticks.drop_first(count)
         move_down(self._words.array, width * blocks, width * -(-self.rows // self._block_rows))
-        if self._ticks.itemsize * count > _RELEASED_FROM:
-            self._ticks.release(left, self.rows)
         for pieces in self._others:
             del pieces[:blocks]
         while self._kept and self._kept[0][0] <= count:
@@ -322,7 +328,7 @@ class Memtable(AddressedRows):
 
     def latest_tick(self, part: int) -> int:
         """When the last row arrived."""
-        return int(self._ticks.array[self.rows - 1]) if self.rows else 0
+        return int(self._ticks.of(np.array([self.rows - 1]))[0]) if self.rows else 0
 
     def brought_back(self, part: int) -> bool:
         """No row comes back from disk."""
@@ -338,4 +344,4 @@ class Memtable(AddressedRows):
 
     def ticks(self, rows: Int32) -> Int64:
         """When some rows arrived."""
-        return self._ticks.array[rows]
+        return self._ticks.of(rows)

@@ -130,8 +130,9 @@ class HashIndex:
 
     row_bytes: ClassVar[int] = 16
 
-    def __init__(self, capacity: int, claim: Reservation, huge_pages: bool) -> None:
-        self._entries = Arena(np.int64, 2 * capacity, huge_pages)
+    def __init__(self, capacity: int, claim: Reservation) -> None:
+        self._entries = Arena(np.int64, 2 * capacity)
+        self._all_heads = Arena(np.int32, 1 << max(_FIRST_BITS, (capacity - 1).bit_length()))
         self._claim = claim
         self.scratch: tuple[Uint64, Int32] | None = None
         """Room in which rows are sorted, for as many as are wanted at a time; without, there will be some."""
@@ -143,10 +144,9 @@ class HashIndex:
         return int(self._entries.array.ctypes.data)
 
     def _begin(self) -> None:
-        self._bits = _FIRST_BITS
-        self._heads = np.zeros(1 << self._bits, np.int32)
         self._claim.clear()
-        self._claim.grow(self._heads.nbytes)
+        self._claim.grow(4 << _FIRST_BITS)
+        self._have_heads(_FIRST_BITS)
 
     @property
     def bits(self) -> int:
@@ -187,9 +187,14 @@ class HashIndex:
         while bits > self._bits and not self._claim.try_grow((4 << bits) - self._heads.nbytes):
             bits -= 1
         if bits > self._bits:
-            self._bits = bits
-            self._heads = np.zeros(1 << bits, np.int32)
+            self._have_heads(bits)
             sorted_walk.relink(self._entries.array, linked, self._heads, bits)
+
+    def _have_heads(self, bits: int) -> None:
+        """Two to this power buckets, all of them empty."""
+        self._bits = bits
+        self._heads = self._all_heads.array[: 1 << bits]
+        self._heads[:] = 0
 
     def fit(self, rows: int, built: Sequence[int] | None = None) -> None:
         """Rows were brought back: give them the index that they should have."""
@@ -258,6 +263,8 @@ class HashIndex:
         """Forget all rows."""
         if 2 * rows * self._entries.itemsize > _RELEASED_FROM:
             self._entries.release(0, 2 * rows)
+        if self._heads.nbytes > _RELEASED_FROM:
+            self._all_heads.release(0, len(self._heads))
         self._begin()
 
     def check(self, rows: int) -> None:
@@ -275,8 +282,8 @@ class RangeIndex:
     row_bytes: ClassVar[int] = 8 + sorted_runs.ENTRY_BYTES
     bits = 0
 
-    def __init__(self, capacity: int, claim: Reservation, huge_pages: bool) -> None:
-        self._keys = Arena(np.int64, capacity, huge_pages)
+    def __init__(self, capacity: int, claim: Reservation) -> None:
+        self._keys = Arena(np.int64, capacity)
         self._runs = SortedRuns()
 
     @property

@@ -22,7 +22,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import sorted_runs
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool, uses_huge_pages
+from watersmeet.records.arena import Arena, Heap, Pool
 from watersmeet.records.columns import Column, estimated_width, make_column
 from watersmeet.records.plan import value_widths
 from watersmeet.tables.blocks import StoredRows
@@ -118,18 +118,17 @@ class SortedSide(StoredRows):
         block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = uses_huge_pages(budget)
-        self._words = Arena(np.int64, capacity, huge)
-        self._ticks = Arena(np.int64, capacity, huge)
+        self._words = Arena(np.int64, capacity)
+        self._ticks = Arena(np.int64, capacity)
         self._joined = Arena(np.uint8, capacity)
-        self._tags = Arena(np.int64, capacity, huge) if tagged else None
-        self._departed = Arena(np.int64, capacity, huge) if from_disk else None
+        self._tags = Arena(np.int64, capacity) if tagged else None
+        self._departed = Arena(np.int64, capacity) if from_disk else None
         self._claims = [budget.reservation(f"{name} {what}") for what in ("blocks", "strings", "nested values")]
         self._blocks = Pool(block_bytes, blocks, self._claims[0], self._release_blocks)
         # Longer strings need adjoining chunks beyond all used ones, also when rows move: address space is cheap.
-        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._claims[1], huge)
+        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._claims[1])
         self._columns: list[Column] = [
-            make_column(type_, capacity, blocks, self._heap, self._claims[2], huge) for type_ in types
+            make_column(type_, capacity, blocks, self._heap, self._claims[2]) for type_ in types
         ]
         self._order: list[int] = []
         self._filled = np.zeros(blocks, np.int64)

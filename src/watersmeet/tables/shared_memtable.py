@@ -33,7 +33,7 @@ class SharedMemtable(Memtable):
         super().__init__(*args, **options)
         self._entry_bytes += _PLACE_BYTES
         self.row_bytes += _PLACE_BYTES
-        self._places = Arena(np.int64, len(self._ticks.array))
+        self._places = Arena(np.int64, self.capacity)
         self._known = -1
         self._all_sources: Sources = self._sources
 

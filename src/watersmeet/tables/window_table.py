@@ -23,7 +23,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import hash_index, window_index
 from watersmeet.kernels.window_index import WORDS
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool, uses_huge_pages
+from watersmeet.records.arena import Arena, Heap, Pool
 from watersmeet.records.columns import Column, estimated_width, make_column
 from watersmeet.records.times import FIRST_PAYLOAD, FLOOR, TIME
 from watersmeet.tables.hash_table import Layout, Probe
@@ -68,15 +68,14 @@ class WindowTable:
         self.block_bytes = block_rows * self.row_bytes
         blocks = min(max(1, budget.total // self.block_bytes), _MOST_ROWS // block_rows)
         capacity = blocks * block_rows
-        huge = uses_huge_pages(budget)
-        self._entries = Arena(np.int64, WORDS * capacity, huge)
-        self._ticks = Arena(np.int64, capacity, huge)
+        self._entries = Arena(np.int64, WORDS * capacity)
+        self._ticks = Arena(np.int64, capacity)
         self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
         strings = budget.reservation(f"{name} strings")
-        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, strings, huge)
+        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, strings)
         objects = budget.reservation(f"{name} nested values")
         self._columns: list[Column] = [
-            make_column(type_, capacity, blocks, self._heap, objects, huge) for type_ in types[FIRST_PAYLOAD:]
+            make_column(type_, capacity, blocks, self._heap, objects) for type_ in types[FIRST_PAYLOAD:]
         ]
         self._of_any_width = [i for i, type_ in enumerate(types[FIRST_PAYLOAD:]) if self._needs_reserve(i)]
         self._tails = np.full(partitions, -1, np.int32)
