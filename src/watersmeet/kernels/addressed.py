@@ -266,33 +266,59 @@ def _gather_column(
     """Copy the values of one column; returns how many are NULL, or what it was told if none can be."""
     count = rows.shape[0]
     if width != OTHER:
-        for start in range(0, count, _CHUNK):
-            stop = min(count, start + _CHUNK)
-            for i in range(start, stop):
-                which, row = _number(rows[i])
-                which += base
-                shift = sources[which, 2]
-                at, origin = _described(sources, which, row >> shift)
-                inside = row & ((1 << shift) - 1)
-                if width > 0:
-                    place = origin + read64(at + words) + width * inside
+        plain = sources.shape[0] == 1 and sources[0, 0] == 0
+        start, shift, stride = sources[base, 1] + words, sources[base, 2], sources[base, 3]
+        mask = (1 << shift) - 1
+        for first in range(0, count, _CHUNK):
+            stop = min(count, first + _CHUNK)
+            if plain and width > 0:  # one table in memory: what tells where blocks are is the same for all rows
+                for i in range(first, stop):
+                    row = np.int64(rows[i])
+                    place = read64(start + (row >> shift) * stride) + width * (row & mask)
                     fetch(place)
-                elif width == BITS:
-                    place = 8 * origin + read64(at + words) + inside
-                elif width == STRINGS:
-                    offset = np.int64(read32(origin + read64(at + words) + 4 * inside))
-                    place = origin + read64(at + words + 8) + offset
-                    fetch(place)
-                    fetch(place + 63)
-                else:
-                    place = origin + read64(at + words + 8) + read64(origin + read64(at + words) + 8 * inside)
+                    places[i - first] = place
+            elif plain and width == STRINGS:
+                for i in range(first, stop):
+                    row = np.int64(rows[i])
+                    at = start + (row >> shift) * stride
+                    place = read64(at + 8) + np.int64(read32(read64(at) + 4 * (row & mask)))
                     fetch(place)
                     fetch(place + 63)
-                places[i - start] = place
-            _copy_chunk(width, places, start, stop, target, strings)
+                    places[i - first] = place
+            else:
+                _locate_values(sources, base, width, words, rows, first, stop, places)
+            _copy_chunk(width, places, first, stop, target, strings)
         if validity:
             nulls = _copy_validity(sources, base, words, rows, validity)
     return nulls
+
+
+@inlined
+def _locate_values(
+    sources: Any, base: Any, width: Any, words: Any, rows: Any, first: Any, stop: Any, places: Any
+) -> Any:
+    """Where the values of some rows of any sources lie, which are asked for."""
+    for i in range(first, stop):
+        which, row = _number(rows[i])
+        which += base
+        shift = sources[which, 2]
+        at, origin = _described(sources, which, row >> shift)
+        inside = row & ((1 << shift) - 1)
+        if width > 0:
+            place = origin + read64(at + words) + width * inside
+            fetch(place)
+        elif width == BITS:
+            place = 8 * origin + read64(at + words) + inside
+        elif width == STRINGS:
+            offset = np.int64(read32(origin + read64(at + words) + 4 * inside))
+            place = origin + read64(at + words + 8) + offset
+            fetch(place)
+            fetch(place + 63)
+        else:
+            place = origin + read64(at + words + 8) + read64(origin + read64(at + words) + 8 * inside)
+            fetch(place)
+            fetch(place + 63)
+        places[i - first] = place
 
 
 @inlined
