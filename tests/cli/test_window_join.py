@@ -45,6 +45,7 @@ def test_files_joined_by_time_alone_and_with_a_band_alone(tmp_path: Path) -> Non
         (["--time", "ts", "--window", "10s"], "join column 'ts' is not in"),
         (["--time", "ts = at", "--window", "1s", "--window", "1s", "--window", "1s"], "two windows at most"),
         (["--window", "1s"], "--time"),
+        (["--time", "ts = at", "--window", "1s", "--emit", "final", "--late", "keep"], "say late='drop'"),
         (["--time", "ts = at", "--window", "1s", "--idle", "0"], "idle=0 would take every input for silent"),
     ],
 )

@@ -18,6 +18,7 @@ from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import TimeSpan, WindowJoinSpec, parse_windows
 from watersmeet.engine.silence import Silence
 from watersmeet.joins.window.confluence import WindowConfluence
+from watersmeet.joins.window.windowed import ALWAYS
 from watersmeet.matching.settlement import OwingRows
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.policies.settling import Settling
@@ -196,8 +197,33 @@ def overtaken_at_once(silence: Silence, now: float, speaks: Any) -> list[bool]:
     return real_listen(silence, now, speaks)
 
 
+def final_too_early(join: WindowConfluence) -> int:
+    """The input that is ahead tells which results are final."""
+    marks = [join.timing.late_before(join.newest[side]) for side in (0, 1) if not join.exhausted(side)]
+    return max(marks, default=ALWAYS)
+
+
+def final_though_owed(join: WindowConfluence) -> int:
+    """Results go out though rows that owe may yet find earlier ones."""
+    marks = [join.timing.late_before(join.newest[side]) for side in (0, 1) if not join.exhausted(side)]
+    return min(marks, default=ALWAYS)
+
+
 def looks_less_far(timing: Timing, side: int, times: Any) -> Any:
     return real_meets(timing, side, times) - 1
+
+
+OUT_OF_ORDER: dict[str, Callable[[WindowConfluence], int]] = {
+    "the input that is ahead closes windows": final_too_early,
+    "windows close though rows owe": final_though_owed,
+}
+
+
+@pytest.mark.parametrize("mutant", OUT_OF_ORDER)
+def test_results_that_come_too_early_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WindowConfluence, "final_before", property(OUT_OF_ORDER[mutant]))
+    with pytest.raises(ConformanceError, match=r"a result of time -?[0-9]+ comes after one of time -?[0-9]+"):
+        run_many()
 
 
 real_listen, real_meets = Silence.listen, Timing.meets

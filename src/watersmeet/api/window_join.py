@@ -31,8 +31,9 @@ def window_join(
     window: object,
     slide: Span | None = None,
     lateness: Span | None = None,
-    late: str = "keep",
+    late: str | None = None,
     idle: Span | float | None = None,
+    emit: str = "early",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     suffixes: tuple[str, str] = ("", "_right"),
@@ -61,10 +62,14 @@ def window_join(
     :param slide: windows move by so much at once, and keep rows until then.
     :param lateness: by so much a row may be older than the newest of its input before it.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
-        ignores them, `"error"` ends the join. They are counted in `progress.late`.
+        ignores them, `"error"` ends the join. They are counted in `progress.late`. Unless given, they are kept, or
+        dropped if results are to be final.
     :param idle: after so long, `"30 s"` or seconds, an input that says nothing while the other does no longer holds it
         back: it counts as having come as far as the other, until it speaks. What it then says may be late. A source
         that has nothing to say can tell the time in a punctuation, `wm.Punctuation({"ts": wm.between(None, now)})`.
+    :param emit: `"early"`: results come as they are found; `"final"`: in the order of their times, each once no result
+        of an earlier time can follow. The time of a pair is that of its later row. What waits is part of `memory`, and
+        is spilled where it does not fit.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param suffixes: added to columns that both inputs have and that are not joined on.
@@ -85,7 +90,7 @@ def window_join(
     from watersmeet.planner import WINDOW_ALGORITHMS
 
     conditions = parse_on(on)
-    windows = parse_windows(window, time, slide, lateness, late, idle)
+    windows = parse_windows(window, time, slide, lateness, late, idle, emit)
     settings = Settings.of(memory, spill, wait, on_progress, page)
     check_choice(algorithm, options, WINDOW_ALGORITHMS)
     called = two_names(names, (left, right), ("left", "right"))

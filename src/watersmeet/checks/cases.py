@@ -90,6 +90,9 @@ class Case:
         """How many inputs there are."""
         return 2
 
+    def check_order(self, out: Sequence[pa.RecordBatch]) -> None:
+        """An error if results are not in the order in which they must be: here, any will do."""
+
     def table(self, side: int) -> pa.RecordBatch:
         """All the rows of one input."""
         return self.right if side else self.left

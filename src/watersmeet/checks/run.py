@@ -288,6 +288,8 @@ class Run:
         found: Counter[Row] = Counter()
         for batch in self._out:
             found.update(canonical_rows(batch))
+        if isinstance(case, Case):
+            case.check_order(self._out)
         if case.spec.output is not Output.COUNTS:
             expected = expected_rows(case)
             if found != expected:

@@ -12,10 +12,11 @@ run far ahead of the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow as pa
 from watersmeet.checks.cases import PLENTY, Case, Move, make_case, random_fuel, random_moves
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
 from watersmeet.checks.oracle.nested_loops import comparable_values
-from watersmeet.checks.oracle.windows import Look, reference_window_pairs
+from watersmeet.checks.oracle.windows import Look, reference_result_times, reference_window_pairs
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 from watersmeet.core.arrays import Int64
 from watersmeet.core.promises import Range
@@ -54,6 +55,17 @@ class WindowCase(Case):
         assert isinstance(self.spec, WindowJoinSpec)
         left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
         return reference_window_pairs(left, right, self.spec, self.order, self.looks)
+
+    def check_order(self, out: Sequence[pa.RecordBatch]) -> None:
+        """An error if results that were to come in the order of their times do not."""
+        spec = self.spec
+        assert isinstance(spec, WindowJoinSpec)
+        if spec.window.emit != "final" or spec.output is not Output.ROWS or not out:
+            return
+        times = reference_result_times(pa.Table.from_batches(out), spec)
+        for one, other in pairwise(times):
+            if other < one:
+                raise ConformanceError(f"a result of time {other} comes after one of time {one}")
 
     @property
     def speaks_or_falls_silent(self) -> bool:
@@ -134,9 +146,17 @@ def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> Wi
     if window.late == "drop" and not _any_late(case) and rng.random() < 0.5:
         spec = replace(spec, window=replace(window, late="error"))
         case = replace(case, spec=spec)
+    final = np.random.default_rng([seed, 0xF17A]).random() < 0.2 and "final" in getattr(operator_class, "emits", ())
+    if final and kind != "rows":
+        assert isinstance(case.spec, WindowJoinSpec)
+        late = case.spec.window.late if case.spec.window.late != "keep" else "drop"
+        spec = replace(case.spec, window=replace(case.spec.window, late=late, emit="final"))
+        least = int(operator_class.least_memory(spec, **options))
+        case = replace(case, spec=spec, least=least, memory=least + case.memory - case.least)
     silences = ("silences",) if case.speaks_or_falls_silent else ()
     keys = base.kinds if spec.equalities else ("band alone",) if on else ("no condition",)
-    return replace(case, kinds=(*keys, *silences, f"window of {kind}"))
+    emits = ("final",) if final and kind != "rows" else ()
+    return replace(case, kinds=(*keys, *silences, *emits, f"window of {kind}"))
 
 
 def _case(

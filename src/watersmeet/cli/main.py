@@ -114,8 +114,11 @@ def add_window_join_parser(commands: Any) -> Parser:
     )
     parser.add_argument("--slide", metavar="SPAN", help="windows move by so much at once")
     parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
-    parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.add_argument("--late", help="later rows: keep, drop or error (default keep, or drop with --emit final)")
     parser.add_argument("--idle", metavar="SPAN", help="a silent input holds back the other for so long")
+    parser.add_argument(
+        "--emit", default="early", help="early: as results are found (default); final: in order of time"
+    )
     parser.set_defaults(run=run_window_join)
     return parser
 
@@ -313,6 +316,7 @@ def run_window_join(args: argparse.Namespace) -> int:
             lateness=args.lateness,
             late=args.late,
             idle=args.idle,
+            emit=args.emit,
             memory=args.memory,
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),

@@ -41,6 +41,7 @@ from watersmeet.core.spec import JoinSpec
 Span: TypeAlias = "str | int | timedelta"
 
 LATE = ("keep", "drop", "error")
+EMIT = ("early", "final")
 FAR = 1 << 61
 """Times, and the lengths of windows, stay below this many units: then no sum of them overflows."""
 _WORDS = {
@@ -166,6 +167,8 @@ class WindowSpec:
     """What becomes of later rows: they meet what has not expired, are dropped, or end the join with an error."""
     idle: float | None = None
     """Seconds after which an input that says nothing no longer holds back the other (`engine.silence`); None: never."""
+    emit: str = "early"
+    """When results come: as they are found, or "final", when none of an earlier time can follow, in order of time."""
 
 
 def parse_windows(
@@ -173,8 +176,9 @@ def parse_windows(
     time: str | Sequence[str] | None = None,
     slide: Span | None = None,
     lateness: Span | None = None,
-    late: str = "keep",
+    late: str | None = None,
     idle: object = None,
+    emit: str = "early",
 ) -> WindowSpec:
     """The windows of a join from what people write.
 
@@ -185,6 +189,15 @@ def parse_windows(
     if len(pair) != 2:
         raise SpecError(f"there are two windows, one for each input, not {len(pair)}")
     windows = (parse_window(pair[0]), parse_window(pair[1]))
+    if emit not in EMIT:
+        raise SpecError(f"emit={emit!r} is not understood; write 'early' or 'final'")
+    if late is None:
+        late = "keep" if emit == "early" else "drop"
+    if emit == "final" and late == "keep":
+        raise SpecError(
+            "late='keep' lets rows meet others when the time of the pair has passed, and emit='final' hands out none "
+            "of a time that has passed; say late='drop' or late='error'"
+        )
     if late not in LATE:
         raise SpecError(f"late={late!r} is not understood; write 'keep', 'drop' or 'error'")
     return WindowSpec(
@@ -194,6 +207,7 @@ def parse_windows(
         0 if lateness is None else parse_span(lateness),
         late,
         None if idle is None else _parse_idle(idle),
+        emit,
     )
 
 
@@ -351,6 +365,10 @@ class WindowJoinSpec(JoinSpec):
             extra = [name for name in ("time", "slide", "lateness", "idle") if getattr(self.window, name)]
             if extra:
                 raise SpecError(f"a window of rows knows no time, so {extra[0]} has no meaning; leave it out")
+            if self.window.emit == "final":
+                raise SpecError(
+                    "emit='final' waits for a time to pass, and a window of rows knows no time; leave it out"
+                )
         elif self.window.time is None:
             raise SpecError("a window of time needs time=..., the column that tells it")
         _ = self.bounds

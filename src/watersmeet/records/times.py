@@ -167,7 +167,11 @@ class Timing:
 
     def times(self, side: int, batch: pa.RecordBatch) -> tuple[Int64, Bool | None]:
         """The times of an input's rows in units, and which rows have one (None: all)."""
-        times, known = self._codec.words(side, batch.column(self._columns[side]))
+        return self.read_times(side, batch.column(self._columns[side]))
+
+    def read_times(self, side: int, column: pa.Array) -> tuple[Int64, Bool | None]:
+        """The same of a column of such times."""
+        times, known = self._codec.words(side, column)
         return times, None if known is not None and known.all() else known
 
     def told_by(self, side: int, pattern: Mapping[str, object]) -> int | None:

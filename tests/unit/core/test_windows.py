@@ -160,12 +160,15 @@ def test_what_finds_rows_by_equal_values_needs_some() -> None:
     ("windows", "message"),
     [
         ({"window": wm.rows(3), "idle": "1 s"}, "knows no time, so idle has no meaning"),
+        ({"window": wm.rows(3), "emit": "final"}, "a window of rows knows no"),
+        ({"window": 5, "time": "t", "emit": "late"}, "emit='late' is not understood; write 'early' or 'final'"),
+        ({"window": 5, "time": "t", "emit": "final", "late": "keep"}, "say late='drop' or late='error'"),
         ({"window": 5, "time": "t", "idle": 0}, "idle=0 would take every input for silent"),
         ({"window": 5, "time": "t", "idle": "soon"}, "'soon' is not understood"),
         ({"window": 5, "time": "t", "idle": -1}, "idle -1 is not understood"),
     ],
 )
-def test_what_a_silence_cannot_be(windows: dict[str, object], message: str) -> None:
+def test_what_silence_and_final_results_cannot_be(windows: dict[str, object], message: str) -> None:
     schema = pa.schema(INTEGERS)
     with pytest.raises(SpecError, match=message):
         WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(**windows))  # type: ignore[arg-type]

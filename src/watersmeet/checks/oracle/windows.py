@@ -140,6 +140,17 @@ def _watermarks(
     return marks
 
 
+def reference_result_times(results: pa.Table, spec: WindowJoinSpec) -> list[int]:
+    """The time of each result: of a pair that of its later row."""
+    assert spec.window.time is not None
+    left, right = spec.window.time
+    names = [[spec.input(side).names[i] for i in spec.kept[side]] for side in (0, 1)]
+    at = len(names[0]) + names[1].index(right) if right in names[1] else names[0].index(right)
+    columns = [results.column(place) for place in (names[0].index(left), at)]
+    found = [comparable_values(columns[side], columns[1 - side].type) for side in (0, 1)]
+    return [max(pair) for pair in zip(*found, strict=True)]
+
+
 def _times(left: pa.Table, right: pa.Table, spec: WindowJoinSpec) -> tuple[list[int | None], list[int | None]]:
     """Nanoseconds, or the integers themselves."""
     assert spec.window.time is not None

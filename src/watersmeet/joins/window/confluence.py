@@ -11,16 +11,18 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
-from watersmeet.core.spec import JoinSpec
+from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.window.windowed import TimedLookup, WindowJoin
+from watersmeet.joins.window.windowed import ALWAYS, TimedLookup, WindowJoin
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -32,8 +34,10 @@ from watersmeet.matching.time_keys import TimeKeys, TimeReach
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
 from watersmeet.records.addressed import AddressedRows
+from watersmeet.records.result_times import ResultTimes
 from watersmeet.records.times import FLOOR, TIME, WindowCodec, WindowPlan
 from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
 from watersmeet.tables.window_memtable import WindowMemtable
@@ -43,6 +47,8 @@ _EXPIRED = 2
 have to be put into the index anew."""
 _EXPIRED_WHEN_FULL = 8
 """One in so many, where memory is full."""
+_HELD_SHARE = 4
+"""Results that wait for their time have one part in so many of the memory, beyond what there must be."""
 _PUT_AWAY_FAN_IN = 16
 """So many runs of single batches become one."""
 
@@ -78,6 +84,52 @@ class TimedRangeLookup(RangeLookup):
         if pairs.count:
             self._join.delays.add_same(self._join.now - self._began, pairs.count)
         return used
+
+
+class FoundOrHeld:
+    """What is to be handed out: pairs that were found, or results whose time has passed."""
+
+    def __init__(self, pairs: PairBuffer, held: HeldResults) -> None:
+        self._pairs = pairs
+        self._held = held
+        self.widest = pairs.widest
+
+    @property
+    def waiting(self) -> int:
+        """How many there are."""
+        return self._pairs.waiting or (0 if self._held.ready is None else self._held.ready.num_rows)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._pairs.clear()
+        self._held.ready = None
+
+
+class EmitTask:
+    """Results on their way out, in the order of their times, up to the time that has passed."""
+
+    lookup = None
+
+    def __init__(self, join: WindowConfluence) -> None:
+        self._join = join
+
+    @property
+    def done(self) -> bool:
+        """Whether none is left of a time that has passed."""
+        held = self._join.held
+        assert held is not None
+        return held.ready is None and not held.first < self._join.final_before
+
+    def work(self, fuel: int) -> int:
+        """Make a batch ready; returns the fuel that took."""
+        return self._join.emit_some()
+
+    def finish(self) -> None:
+        """Nothing is left to settle."""
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {"kind": "emit"}
 
 
 class WindowConfluence(Confluence, WindowJoin):
@@ -127,6 +179,7 @@ class WindowConfluence(Confluence, WindowJoin):
     """
 
     name: ClassVar[str] = "confluence"
+    emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
@@ -137,6 +190,22 @@ class WindowConfluence(Confluence, WindowJoin):
     plans: tuple[WindowPlan, WindowPlan]
     tables: tuple[WindowMemtable, ...]  # type: ignore[assignment]
     debts: WindowDebts
+
+    def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
+        super().__init__(spec, memory, store, **options)
+        self.held: HeldResults | None = None
+        """Results that wait until their time has passed; None: they go out as they are found."""
+        if spec.window.emit == "final" and spec.output is Output.ROWS:
+            most = max(0, memory - self._least) // _HELD_SHARE
+            self.held = HeldResults(spec.schema, self.budget, most, store, self.sizing.page_bytes, self.saver.discard)
+            self._result_times = ResultTimes(spec, self.timing)
+            self.found = FoundOrHeld(self.pairs, self.held)
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        final = isinstance(spec, WindowJoinSpec) and spec.window.emit == "final"
+        return super().least_memory(spec, **options) + (LEAST_HELD if final else 0)
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -200,6 +269,64 @@ class WindowConfluence(Confluence, WindowJoin):
         wanted = super().wake_at(), WindowJoin.wake_at(self)
         return min((at for at in wanted if at is not None), default=None)
 
+    # --- results that wait ---
+
+    @property
+    def final_before(self) -> int:
+        """No result of an earlier time than this will be found any more.
+
+        A row that is still to come is not older than its input's mark, unless it is dropped; and a pair is as late as
+        the later of its rows. So is a pair that a row which owes has yet to find.
+        """
+        marks = [self.timing.late_before(self.newest[side]) for side in (0, 1) if not self.exhausted(side)]
+        owing = [self.debts.span_of_owing(side).earliest for side in (0, 1) if self.debts.owes(side)]
+        return min([*marks, *owing], default=ALWAYS)
+
+    def _can_emit(self) -> bool:
+        """Whether the time of some results has passed, and nothing is at hand that might lead to earlier ones."""
+        held = self.held
+        return held is not None and held.rows > 0 and not self._arrivals_wait and held.first < self.final_before
+
+    def _urgent_task(self) -> Task | None:
+        task = super()._urgent_task()
+        return EmitTask(self) if task is None and self._can_emit() else task
+
+    def _has_urgent_work(self) -> bool:
+        return super()._has_urgent_work() or (not isinstance(self._task, Arrival) and self._can_emit())
+
+    def _clean_up_task(self) -> Task | None:
+        task = super()._clean_up_task()
+        return EmitTask(self) if task is None and self._can_emit() else task
+
+    def emit_some(self) -> int:
+        """Make results ready whose time has passed; returns the fuel that took."""
+        assert self.held is not None
+        self.held.prepare(self.final_before, self.sizing.output_bytes)
+        self.events["emitted"] += 1
+        return 1
+
+    def _hand_out(self) -> tuple[pa.RecordBatch | None, int, int]:
+        held = self.held
+        if held is not None and held.ready is not None:
+            out = held.hand_out()
+            if isinstance(self._task, EmitTask) and self._task.done:
+                self._task = None
+            return out, out.num_rows, out.num_rows
+        out, count, used = super()._hand_out()
+        if held is None or out is None:
+            return out, count, used
+        before = held.pages_written
+        held.add(self._result_times.of(out), out)
+        self.meter.pages_written += held.pages_written - before
+        self.events["held on disk"] += held.pages_written > before
+        return None, 0, used
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        if self.held is not None:
+            self.held.check()
+
     # --- snapshots ---
 
     def put_away(self) -> None:
@@ -215,7 +342,17 @@ class WindowConfluence(Confluence, WindowJoin):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         segments, state = super()._own_state()
-        return segments, {**state, "firsts": [table.first for table in self.tables]}
+        held = None if self.held is None else self.held.to_state()
+        names = [] if self.held is None else self.held.names
+        return [*segments, *names], {**state, "firsts": [table.first for table in self.tables], "held": held}
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        super()._load_own(state)
+        if self.held is not None:
+            self.held.load(state["held"])
+
+    def _load_task(self, state: dict[str, Any]) -> Task:
+        return EmitTask(self) if state["kind"] == "emit" else super()._load_task(state)
 
     def _load_rows(self, snapshot: Snapshot) -> None:
         super()._load_rows(snapshot)

@@ -134,6 +134,8 @@ class WindowJoin(ProgressiveJoin):
     """The frame of an operator for two endless streams."""
 
     joins_ranges: ClassVar[bool] = True
+    emits: ClassVar[tuple[str, ...]] = ("early",)
+    """When results can come."""
     needs_keys: ClassVar[bool] = True
     """Whether rows are found by equal values alone."""
     spec: WindowJoinSpec
@@ -228,6 +230,11 @@ class WindowJoin(ProgressiveJoin):
             raise SpecError(
                 f"{cls.name} finds rows by equal values, and the join asks for none; name a column in on=, or take "
                 f"algorithm='confluence'"
+            )
+        if spec.window.emit not in cls.emits:
+            raise SpecError(
+                f"{cls.name} hands out results as it finds them, and cannot do emit={spec.window.emit!r}; take "
+                f"algorithm='confluence', or leave emit= out"
             )
 
     def _make_codec(self) -> KeyCodec:
