@@ -14,7 +14,7 @@ import watersmeet as wm
 from website.markdown import first_sentence, of_docstring
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Joins": ("join", "window_join", "multijoin", "lookup_join", "shared_lookup_join"),
+    "Joins": ("join", "window_join", "asof_join", "multijoin", "lookup_join", "shared_lookup_join"),
     "What they return": ("Result", "SharedResult", "Progress"),
     "Conditions, windows, promises": ("band", "rows", "landmark", "age", "Punctuation", "among", "between"),
     "Inputs": ("source", "query", "Relation"),

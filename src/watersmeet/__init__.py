@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from watersmeet.api.asof_join import asof_join as asof_join
     from watersmeet.api.join import join as join
     from watersmeet.api.lookup_join import lookup_join as lookup_join
     from watersmeet.api.multijoin import explain as explain
@@ -66,6 +67,7 @@ _HOMES = {
     "WatersmeetError": "watersmeet.core.errors",
     "age": "watersmeet.core.windows",
     "among": "watersmeet.core.promises",
+    "asof_join": "watersmeet.api.asof_join",
     "band": "watersmeet.core.spec",
     "between": "watersmeet.core.promises",
     "explain": "watersmeet.api.multijoin",
@@ -101,6 +103,7 @@ __all__ = [
     "__version__",
     "age",
     "among",
+    "asof_join",
     "band",
     "between",
     "errors",

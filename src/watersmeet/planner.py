@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec
@@ -17,6 +18,7 @@ from watersmeet.spill.store import Store
 if TYPE_CHECKING:
     from watersmeet.engine.lookup_operator import LookupJoin
     from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.joins.asof import AsofJoin
     from watersmeet.joins.lookup.chain import LookupChain
     from watersmeet.joins.multiway.confluence import ManyConfluence
     from watersmeet.joins.multiway.miner import Miner
@@ -262,6 +264,17 @@ def _lookup_kind(algorithm: str) -> type[LookupJoin]:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
     return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
 
+
+def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> AsofJoin:
+    """The operator for an as-of join."""
+    from watersmeet.joins.asof import AsofJoin
+
+    operator = AsofJoin(spec, memory, store, **options)
+    operator.reason = ASOF_REASON
+    return operator
+
+
+ASOF_REASON = "right rows are kept in the order of key and time, and each left row waits until they have passed it"
 
 WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = Registry({
     "ah_ewj": "window.ah_ewj:AHEWJ",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -310,9 +311,22 @@ def expected_rows(case: AnyCase) -> Counter[Row]:
     if case.spec.output is Output.PAIRS:
         return Counter(case.pairs)
     rows = [canonical_rows(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
+    absent = [_without_values(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
     return Counter(
-        tuple(value for table, row in zip(rows, numbers, strict=True) for value in table[row]) for numbers in case.pairs
+        tuple(
+            value
+            for table, nobody, row in zip(rows, absent, numbers, strict=True)
+            for value in (nobody if row is None else table[row])
+        )
+        for numbers in case.pairs
     )
+
+
+def _without_values(table: pa.RecordBatch, columns: Iterable[int]) -> Row:
+    """What stands in place of a row that is not there."""
+    return canonical_rows(
+        pa.record_batch([pa.nulls(1, table.column(i).type) for i in columns], [""] * len([*columns]))
+    )[0]
 
 
 def with_restores(case: AnyCase, steps: tuple[int, ...]) -> AnyCase:

@@ -335,6 +335,21 @@ class WindowSummary:
     """What the operators say they did, and in how many cases: dumps, probes, expired blocks and the like."""
     kinds: tuple[tuple[str, int], ...]
 
+    @classmethod
+    def of(cls, reports: Sequence[CaseReport], events: Mapping[str, int]) -> WindowSummary:
+        """Of some cases, and of what operators did in how many of them."""
+        kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
+        return cls(
+            cases=len(reports),
+            spilled=sum(report.spilled for report in reports),
+            reactive=sum(report.reactive for report in reports),
+            cleaned_up=sum(report.cleaned_up for report in reports),
+            restored=sum(report.restored > 0 for report in reports),
+            results=sum(report.results for report in reports),
+            events=tuple(sorted(events.items())),
+            kinds=tuple(sorted(kinds.items())),
+        )
+
     def __str__(self) -> str:
         events = ", ".join(f"{count} {name}" for name, count in self.events)
         return (
@@ -346,35 +361,25 @@ class WindowSummary:
 def conform_windows(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> WindowSummary:
     """Put a window join through so many cases; the first that fails is a `ConformanceError`."""
     events: Counter[str] = Counter()
-    observed = _observed(operator_class, events)
+    watched = observed(operator_class, events)
     reports: list[CaseReport] = []
     for number in range(seed, seed + cases):
         case = make_window_case(number, operator_class, **options)
         match number % 20:
             case 0:
                 check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(observed, case, **options))
+                reports.append(check_determinism(watched, case, **options))
             case 5 | 10 | 15:
-                reports.append(check_snapshot(observed, case, **options))
+                reports.append(check_snapshot(watched, case, **options))
             case 7:
                 check_window_metamorphic(operator_class, case, **options)
-                reports.append(run_case(observed, case, **options))
+                reports.append(run_case(watched, case, **options))
             case _:
-                reports.append(run_case(observed, case, **options))
-    kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
-    return WindowSummary(
-        cases=len(reports),
-        spilled=sum(report.spilled for report in reports),
-        reactive=sum(report.reactive for report in reports),
-        cleaned_up=sum(report.cleaned_up for report in reports),
-        restored=sum(report.restored > 0 for report in reports),
-        results=sum(report.results for report in reports),
-        events=tuple(sorted(events.items())),
-        kinds=tuple(sorted(kinds.items())),
-    )
+                reports.append(run_case(watched, case, **options))
+    return WindowSummary.of(reports, events)
 
 
-def _observed(operator_class: type[Any], events: Counter[str]) -> type[Any]:
+def observed(operator_class: type[Any], events: Counter[str]) -> type[Any]:
     """The same operator, which tells what it did when it is closed."""
 
     def close(self: Any) -> None:

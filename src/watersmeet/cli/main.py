@@ -46,6 +46,7 @@ def build_parser() -> Parser:
         add_join_parser,
         add_multijoin_parser,
         add_window_join_parser,
+        add_asof_join_parser,
         add_lookup_parser,
         add_explain_parser,
         add_demo_parser,
@@ -123,6 +124,20 @@ def add_window_join_parser(commands: Any) -> Parser:
     return parser
 
 
+def add_asof_join_parser(commands: Any) -> Parser:
+    """`watersmeet asof-join`."""
+    from watersmeet.cli.asof_join import add_arguments
+
+    parser: Parser = commands.add_parser(
+        "asof-join",
+        help="join each row of a file with the nearest by time of another",
+        description="For each row of the left file the one row of the right that is nearest by time, among its key's.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run_asof_join)
+    return parser
+
+
 def _add_inputs(parser: Parser) -> None:
     """What joins of two files take."""
     parser.add_argument("left", metavar="LEFT", help="path or glob of the left input")
@@ -168,7 +183,7 @@ def add_explain_parser(commands: Any) -> Parser:
         description="Say what a join would do: its inputs, algorithm, memory and columns. No row is joined.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, required=True)
-    for add in (add_join_parser, add_multijoin_parser, add_window_join_parser, add_lookup_parser):
+    for add in JOINS:
         verb = add(verbs)
         verb.set_defaults(explain=True)
         verb.add_argument("--debug", action="store_true", help="show stack traces")
@@ -233,7 +248,8 @@ def add_bench_parser(commands: Any) -> Parser:
     return parser
 
 
-JOINING = (add_join_parser, add_multijoin_parser, add_window_join_parser, add_lookup_parser, add_demo_parser)
+JOINS = (add_join_parser, add_multijoin_parser, add_window_join_parser, add_asof_join_parser, add_lookup_parser)
+JOINING = (*JOINS, add_demo_parser)
 """Commands of which there is something to look at."""
 
 
@@ -324,6 +340,15 @@ def run_window_join(args: argparse.Namespace) -> int:
             **watching,
         ),
     )
+    return 0
+
+
+def run_asof_join(args: argparse.Namespace) -> int:
+    """Join each row of a file with the nearest of another."""
+    from watersmeet.api.asof_join import asof_join
+    from watersmeet.cli.asof_join import what_to_join
+
+    _run(args, lambda **watching: asof_join(args.left, args.right, **what_to_join(args), **watching))
     return 0
 
 

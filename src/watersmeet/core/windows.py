@@ -202,7 +202,7 @@ def parse_windows(
         raise SpecError(f"late={late!r} is not understood; write 'keep', 'drop' or 'error'")
     return WindowSpec(
         windows,
-        _time_columns(time),
+        parse_time_columns(time),
         None if slide is None else parse_span(slide),
         0 if lateness is None else parse_span(lateness),
         late,
@@ -218,7 +218,8 @@ def _parse_idle(idle: object) -> float:
     return seconds
 
 
-def _time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | None:
+def parse_time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | None:
+    """The columns that tell the time, of the left and of the right input; None if there are none."""
     if time is None:
         return None
     if isinstance(time, str):

@@ -59,7 +59,8 @@ class RunWriter:
         self.name = name
         self.nbytes = 0
         self._store = store
-        self._rows = rows
+        self.rows = rows
+        """How many there will be; whoever does not know may tell before the run is sealed."""
         self._block_rows = block_rows
         self._picture = Picture(range(len(types)), types, np.array([width_of(type_) for type_ in types], np.int32))
         self._types = types
@@ -135,7 +136,7 @@ class RunWriter:
         start = self.nbytes
         told_of_hashes = [*self._stretches, *self._firsts]
         directory = np.array([*self._starts, start, *self._checksums, *told_of_hashes], np.int64).view(np.uint8)
-        told = {"rows": self._rows, "block_rows": self._block_rows, "nulls": (self._nulls > 0).tolist()}
+        told = {"rows": self.rows, "block_rows": self._block_rows, "nulls": (self._nulls > 0).tolist()}
         text = json.dumps(told).encode()
         description = start + directory.nbytes
         checksum = zlib.crc32(text, zlib.crc32(directory.data))

@@ -71,6 +71,10 @@ class BaseSource(ABC):
         self.stays = False
         """Whether its rows are in memory whole before they are read, so that a batch takes none of its own."""
 
+    def at_hand(self, column: str) -> pa.ChunkedArray | None:
+        """All values of a column, where they can be looked at before any row is read."""
+        return None
+
     @property
     def schema_known(self) -> bool:
         """True when `schema` answers without waiting for data."""

@@ -34,6 +34,12 @@ class TableSource(BaseSource):
     def _find_schema(self) -> pa.Schema:
         return self._own_schema
 
+    def at_hand(self, column: str) -> pa.ChunkedArray | None:
+        """All values of a column."""
+        if self._table is None or not self.stays or self._own_schema.names.count(column) != 1:
+            return None
+        return self._table.column(column)
+
     def _read(self) -> Iterator[pa.RecordBatch]:
         table, self._table = self._table, None
         if table is not None:

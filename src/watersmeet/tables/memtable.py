@@ -24,6 +24,7 @@ from watersmeet.kernels.addressed import OTHER, STRINGS, WORDS
 from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_block, with_values, words_of
 from watersmeet.records.arena import Arena
+from watersmeet.tables.arrival_index import ArrivalIndex
 from watersmeet.tables.arrival_ticks import STRETCH_BYTES, ArrivalTicks
 from watersmeet.tables.hash_table import Layout
 from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk, move_down
@@ -36,8 +37,8 @@ _POOLED_FROM = 4 << 20
 class Memtable(AddressedRows):
     """Rows by number, found by their sort keys, in the order of their arrival or of their keys.
 
-    With `by_range` rows are found by all keys from one to another, else by their own. Without `ticked`, somebody else
-    knows when they came.
+    With `by_range` rows are found by all keys from one to another, else by their own; or an `index` is told. Without
+    `ticked`, somebody else knows when they came.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Memtable(AddressedRows):
         name: str,
         by_range: bool = False,
         ticked: bool = True,
+        index: type[ArrivalIndex] | None = None,
     ) -> None:
         super().__init__(types)
         self._ticked = ticked
@@ -58,7 +60,8 @@ class Memtable(AddressedRows):
         self._budget = budget
         self._claim = budget.reservation(f"rows of {name}")
         self._index_claim = budget.reservation(f"index of {name}")
-        kind: type[HashIndex] | type[RangeIndex] = RangeIndex if by_range else HashIndex
+        kind: type[HashIndex] | type[RangeIndex] | type[ArrivalIndex] = RangeIndex if by_range else HashIndex
+        kind = kind if index is None else index
         self._entry_bytes = kind.row_bytes
         capacity = min(_MOST_ROWS, budget.most // self._entry_bytes + block_rows)
         self.index: MemtableIndex = kind(capacity, self._index_claim)
