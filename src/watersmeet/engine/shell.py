@@ -115,6 +115,8 @@ class Arriving(ABC):
     def slice_of(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
         """Hashes, partitions and columns of the next rows."""
         stop = self.next + count
+        if count == self.rows:
+            return list(self._hashes), self._parts, self._columns
         return (
             [each[self.next : stop] for each in self._hashes],
             self._parts[self.next : stop],

@@ -50,13 +50,14 @@ class Picture:
         self.widths: list[int] = widths[self.columns].tolist()
         self.strings = [k for k, width in enumerate(self.widths) if width in (kernels.STRINGS, kernels.LARGE_STRINGS)]
         self.others = [k for k, width in enumerate(self.widths) if width == kernels.OTHER]
-        self._last: tuple[int, list[bool], Layout] | None = None
+        self._last: tuple[list[bool], Layout] | None = None
 
     def layout(self, count: int, nullable: list[bool]) -> Layout:
-        """Where so many rows go; the same as before, if that is asked for again."""
-        if self._last is None or self._last[0] != count or self._last[1] != nullable:
-            self._last = (count, nullable, Layout(self, count, nullable))
-        return self._last[2]
+        """Where so many rows go, until it is asked for others."""
+        if self._last is None or self._last[0] != nullable:
+            self._last = (nullable, Layout(self, nullable))
+        self._last[1].fit(count)
+        return self._last[1]
 
 
 class AddressedRows(ABC):
@@ -146,51 +147,63 @@ class Layout:
     """Where the columns of some rows go: one stretch of memory for all values, and one for all bytes of strings."""
 
     __slots__ = (
-        "_bits", "_count", "_picture", "_placed", "_relative", "_starts", "_string_starts",
+        "_bits", "_count", "_nullable", "_picture", "_placed", "_relative", "_starts", "_string_starts",
         "firsts", "fixed_bytes", "nulls", "out", "sizes",
     )  # fmt: skip
 
-    def __init__(self, picture: Picture, count: int, nullable: Sequence[bool]) -> None:
+    def __init__(self, picture: Picture, nullable: Sequence[bool]) -> None:
         self._picture = picture
-        self._count = count
+        self._nullable = [may_be_null and width != kernels.OTHER for may_be_null, width in zip(
+            nullable, picture.widths, strict=True
+        )]  # fmt: skip
         columns = len(picture.widths)
         self.out = np.zeros(kernels.WORDS * columns, np.int64)
         self.sizes = np.zeros(columns, np.int64)
         self.nulls = np.zeros(columns, np.int64)
         self._string_starts = [0] * columns
+        self._count = -1
+        self.fixed_bytes = 0
+        """Of all that is not bytes of strings."""
         self._starts: list[tuple[int, int, int]] = []
         """Of each column, where its values begin, how many bytes they are, and where its bitmap begins, -1 for none."""
         self._bits: list[int] = []
         """Where bitmaps begin, of booleans and of validity."""
-        bitmap = -(-count // 8)
+        self._relative = np.zeros(kernels.WORDS * columns, np.int64)
+        self._placed = np.zeros(kernels.WORDS * columns, np.bool_)
+        self._placed[:: kernels.WORDS] = True
+        self._placed[2 :: kernels.WORDS] = self._nullable
+        self.firsts = self.out[:: kernels.WORDS]
+        """Where values go, which is where offsets of strings lie."""
+
+    def fit(self, count: int) -> None:
+        """Be the layout of so many rows."""
+        if count == self._count:
+            return
+        self._count = count
+        self._starts, self._bits = starts, bits = [], []
+        bitmap = (-(-count // 8) + _ALIGNED - 1) & -_ALIGNED
         at = 0
-        for width, may_be_null in zip(picture.widths, nullable, strict=True):
+        words: list[int] = []
+        for width, may_be_null in zip(self._picture.widths, self._nullable, strict=True):
             start = at
             if width > 0:
                 length = width * count
             elif width == kernels.BITS:
-                length = bitmap
-                self._bits.append(at)
+                length = -(-count // 8)
+                bits.append(at)
             else:
                 length = -width * (count + 1) if width else 0
             at += (length + _ALIGNED - 1) & -_ALIGNED
-            if may_be_null and width:
-                self._starts.append((start, length, at))
-                self._bits.append(at)
-                at += (bitmap + _ALIGNED - 1) & -_ALIGNED
+            if may_be_null:
+                starts.append((start, length, at))
+                bits.append(at)
+                words += (start, 0, at)
+                at += bitmap
             else:
-                self._starts.append((start, length, -1))
+                starts.append((start, length, -1))
+                words += (start, 0, 0)
         self.fixed_bytes = at
-        """Of all that is not bytes of strings."""
-        words: list[int] = []
-        for start, _, bitmap in self._starts:
-            words += (start, 0, bitmap)
-        self._relative = np.array(words, np.int64)
-        self._placed = self._relative >= 0
-        self._placed[1 :: kernels.WORDS] = False
-        self._relative[~self._placed] = 0
-        self.firsts = self.out[:: kernels.WORDS]
-        """Where values go, which is where offsets of strings lie."""
+        self._relative[:] = words
 
     def place(self, address: int) -> None:
         """Values go to this address; what bits are set in becomes zeros."""
