@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.model import Claim, Results, Verdict, always
 from experiments.simulated import Contestant, Machine
+from watersmeet.core.arrays import Float64
 from watersmeet.matching.reading import Pages
 from watersmeet.policies.settling import Settling
 
@@ -109,9 +110,20 @@ def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -
             told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
         else:
             first = f"first from {times[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
-            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {first}")
+            late = f"{_most_late(times, own.y, best):.1f}% of the time late at most"
+            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {late}, {first}")
     verdict = always(f"{OURS} first at all times", holds)
     return Verdict(verdict.holds, f"{verdict.measured}; to the best rival: {'; '.join(told)}")
+
+
+def _most_late(times: Float64, own: Float64, best: Float64) -> float:
+    """How long after the best rival it has as many results, at most.
+
+    >>> _most_late(np.array([0.0, 1, 2, 3]), np.array([0.0, 1, 2, 9]), np.array([0.0, 2, 2, 4]))
+    1.0
+    """
+    reached = np.minimum(np.searchsorted(own, best), len(times) - 1)
+    return float((times[reached] - times).max())
 
 
 def _nearly_all_online(results: Results, cases: Cells, rivals: Sequence[str]) -> Verdict:

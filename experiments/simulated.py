@@ -23,8 +23,8 @@ from watersmeet.planner import build
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
 
-GRID = 60
-"""Points of a curve over the transmission."""
+GRID = 240
+"""Points of a curve over the transmission: so many that a surge of a hundredth of it is seen."""
 PAIRS = 2048
 """Pairs found at once: the more, the fewer steps the simulator takes."""
 STORED_BYTES = 16
