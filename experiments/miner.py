@@ -226,9 +226,7 @@ def _run(
     records = round(_RECORDS * schedule.total_rows / part)
     if join == OURS:
         records = ours.records(sum(map(len, spec.attributes)))
-        size = memory_for(join, shape, inputs, rows, 0, block) + records  # what is remembered of runs comes on top
-    else:
-        size = memory_for(join, shape, inputs, rows, records, block)
+    size = memory_for(join, shape, inputs, rows, records, block)
     operator = _make(join, spec, size, rows, records, new_arrivals(scale), block)
     transfer = part * DINER.block_bytes * TRANSFER
     trace = simulate(

@@ -337,6 +337,8 @@ class Reservation:
     >>> history = budget.reservation("history")
     >>> history.set_aside(20); history.try_grow(15), budget.used
     (True, 20)
+    >>> history.set_aside(10); history.shrink(15); budget.used
+    30
     """
 
     __slots__ = ("_aside", "_budget", "_used", "held", "name")
@@ -349,15 +351,21 @@ class Reservation:
         self.held = 0
 
     def set_aside(self, size: int) -> None:
-        """Claim bytes for later use, or say why that cannot be."""
-        self.grow(size)
-        self._used -= size
+        """Claim bytes for later use, beside what was set aside before, or say why that cannot be."""
+        if not self._try_hold(self._aside + size):
+            raise self._refusal(size)
         self._aside += size
 
     def try_grow(self, size: int) -> bool:
         """Claim more bytes if they are free; nothing changes if they are not."""
-        budget = self._budget
-        more = self._used + size - self.held if self._aside else size
+        if not self._try_hold(self._used + size):
+            return False
+        self._used += size
+        return True
+
+    def _try_hold(self, size: int) -> bool:
+        """Have so many bytes at least."""
+        budget, more = self._budget, size - self.held
         if more > 0:
             if budget.used + more > budget.total and not budget.extend(more):
                 return False
@@ -365,16 +373,18 @@ class Reservation:
             self.held += more
             if budget.used > budget.peak:
                 budget.peak = budget.used
-        self._used += size
         return True
 
     def grow(self, size: int) -> None:
         """Claim more bytes, or say why that cannot be."""
         if not self.try_grow(size):
-            raise BudgetError(
-                f"{self.name} needs {format_bytes(size)} more, but only {format_bytes(self._budget.free)} of the "
-                f"{format_bytes(self._budget.total)} of memory are free; allow more memory"
-            )
+            raise self._refusal(size)
+
+    def _refusal(self, size: int) -> BudgetError:
+        return BudgetError(
+            f"{self.name} needs {format_bytes(size)} more, but only {format_bytes(self._budget.free)} of the "
+            f"{format_bytes(self._budget.total)} of memory are free; allow more memory"
+        )
 
     def shrink(self, size: int) -> None:
         """Give bytes back."""

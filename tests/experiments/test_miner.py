@@ -49,3 +49,25 @@ def test_totals_are_those_of_the_oracle(inputs: int, modules: Any) -> None:
     assert miner.chain_total(tables) == len(reference_combinations(list(tables.values()), miner.chain_spec(inputs)))
     tables = miner.star_tables(0.0005, 3, inputs)
     assert miner.star_total(tables) == len(reference_combinations(list(tables.values()), miner.star_spec(inputs)))
+
+
+@pytest.mark.parametrize("inputs", [2, 3])
+def test_our_own_join_holds_as_many_rows_before_each_flush(
+    inputs: int, modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of runs comes on top, from the first run to the last."""
+    miner = modules("miner")
+    held: list[int] = []
+    flush = miner.ManyConfluence._flush
+
+    def counting(join: Any) -> None:
+        held.append(sum(table.rows for table in join.tables))
+        flush(join)
+
+    monkeypatch.setattr(miner.ManyConfluence, "_flush", counting)
+    miner.memory_for.cache_clear()
+    miner.chain(0.1, 1, inputs=inputs, memory=0.05, join=miner.OURS)
+    rows = round(0.05 * (2 + 0.1 * (inputs - 2)) * 10_000)
+    asked = next(at for at, each in enumerate(held) if each >= 0.9 * rows)
+    in_the_run = held[asked:]
+    assert len(in_the_run) > 10 and 0.85 * rows <= min(in_the_run[1:-1]) <= max(in_the_run) <= 1.3 * rows

@@ -233,3 +233,17 @@ def test_shares_in_threads_never_hold_more_than_the_whole() -> None:
         thread.join(PATIENCE)
     assert not over and all(count > 500 for count in taken)
     pool.check()
+
+
+def test_what_is_set_aside_twice_is_held_whole() -> None:
+    budget = Budget(100)
+    catalogue = budget.reservation("catalogue")
+    catalogue.set_aside(30)
+    catalogue.set_aside(20)
+    assert budget.used == catalogue.held == 50
+    catalogue.grow(10)
+    catalogue.shrink(10)
+    assert budget.used == 50, "what is given back stays set aside, and was claimed from the beginning"
+    with pytest.raises(BudgetError, match="needs 60 B more"):
+        catalogue.set_aside(60)
+    assert budget.used == 50
