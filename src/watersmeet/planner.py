@@ -83,7 +83,7 @@ def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoi
     keys, or has punctuations, it is `metadata_mjoin`.
     """
     reason = "asked for by name"
-    if algorithm == "auto" and spec.band is None and _promising(spec):
+    if algorithm == "auto" and spec.kind.is_inner and spec.band is None and _promising(spec):
         algorithm, reason = "metadata_mjoin", "what the inputs promise lets it forget rows that find no more partners"
     elif algorithm == "auto":
         algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"

@@ -25,6 +25,7 @@ from watersmeet.api.run import (
 )
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
+from watersmeet.core.kinds import kind_of
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.core.windows import parse_seconds
@@ -97,8 +98,7 @@ def join(
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)
     check_threads(threads, algorithm)
-    if how != "inner":
-        raise SpecError(f"how={how!r} is not supported; only 'inner' is")
+    kind_of(how)
     called = two_names(names, (left, right), ("left", "right"))
 
     def specify(schemas: Sequence[pa.Schema]) -> JoinSpec:

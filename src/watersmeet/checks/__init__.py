@@ -10,7 +10,7 @@ On the command line: ``python -m watersmeet.checks package.module:Class --cases 
 
 from __future__ import annotations
 
-from watersmeet.checks.cases import Case, Move, make_case
+from watersmeet.checks.cases import Case, Move, make_case, make_kind_case
 from watersmeet.checks.conformance import (
     Summary,
     check_determinism,
@@ -39,6 +39,7 @@ __all__ = [
     "conform",
     "conform_to_promises",
     "make_case",
+    "make_kind_case",
     "make_multi_case",
     "make_promised_case",
     "run_case",

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.keys import plain_type
+
 Row: TypeAlias = "tuple[Any, ...]"
 
 
@@ -46,6 +48,15 @@ def canonical_column(column: pa.Array) -> list[Any]:
         return _numbers(column)
     values: list[Any] = column.to_pylist()
     return [repr(value) for value in values] if pa.types.is_nested(kind) else values
+
+
+def canonical_null(type_: pa.DataType) -> str | None:
+    """What stands for NULL in a column of this type.
+
+    >>> canonical_null(pa.int8()), canonical_null(pa.list_(pa.int8()))
+    (None, 'None')
+    """
+    return repr(None) if pa.types.is_nested(plain_type(type_)[0]) else None
 
 
 def _numbers(column: pa.Array) -> list[int]:

@@ -7,7 +7,7 @@ memory many times over. The same seed and the same operator give the same case.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from watersmeet.checks.bands import BandColumns, random_band
 from watersmeet.checks.keys import KeyColumns, encoded, random_key
+from watersmeet.checks.oracle.kinds import Result, results_of
 from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
+from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall
 from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Output
@@ -78,10 +80,10 @@ class Case:
     """Into how many parts the operator divides its memory: a row must fit into one of them."""
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """What the oracle says: the row numbers of all pairs."""
+    def pairs(self) -> Sequence[Result]:
+        """What the oracle says: the row numbers of all pairs, and of what else the kind of join gives."""
         left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
-        return reference_pairs(left, right, self.spec)
+        return results_of(self.spec.kind, reference_pairs(left, right, self.spec), left.num_rows, right.num_rows)
 
     maker: ClassVar[str] = "make_case"
 
@@ -107,8 +109,8 @@ class Case:
             "(" + ", ".join(str(field.type) for field in self.spec.input(side)) + ")" for side in (0, 1)
         )
         return (
-            f"case {self.seed}: {self.left.num_rows} x {self.right.num_rows} rows, {len(self.pairs)} pairs as "
-            f"{self.spec.output.value}, on {on}\n  columns {payload}\n"
+            f"case {self.seed}: {self.spec.how}, {self.left.num_rows} x {self.right.num_rows} rows, {len(self.pairs)} "
+            f"results as {self.spec.output.value}, on {on}\n  columns {payload}\n"
             f"  data {format_bytes(self.left.nbytes)} + {format_bytes(self.right.nbytes)}, memory "
             f"{format_bytes(self.memory)} (least {format_bytes(self.least)}), fuel {list(self.fuel)}, "
             f"restores after steps {list(self.restores)}\n  moves {' '.join(map(str, self.moves))}"
@@ -122,6 +124,20 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     >>> str(make_case(7, ReferenceJoin)) == str(make_case(7, ReferenceJoin))
     True
     """
+    return _make_case(seed, operator_class, ["inner"], options)
+
+
+def make_kind_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
+    """The same, of any kind that the operator can do but inner joins.
+
+    >>> from watersmeet.joins.confluence import Confluence
+    >>> sorted({make_kind_case(seed, Confluence).spec.how for seed in range(20)})
+    ['anti', 'full', 'left', 'right', 'semi']
+    """
+    return _make_case(seed, operator_class, [kind for kind in operator_class.kinds if kind != "inner"], options)
+
+
+def _make_case(seed: int, operator_class: type[Any], kinds: Sequence[str], options: dict[str, Any]) -> Case:
     rng = np.random.default_rng([seed, 0x3A7E])
     keys, rows, positions = _keys_and_rows(rng)
     pairs = _count_pairs(positions)
@@ -137,7 +153,9 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     if band is not None:
         on = (*on[:-1], Band(on[-1].left, on[-1].right, band.width))
     output = _pick(rng, [Output.ROWS] * 18 + [Output.PAIRS, Output.COUNTS])
-    spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=_pick(rng, [("", "_right"), ("_l", "_r")]))
+    suffixes = _pick(rng, [("", "_right"), ("_l", "_r")])
+    spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=suffixes)
+    spec = _of_some_kind(seed, spec, kinds)
     least = int(operator_class.least_memory(spec, **options))
     memory = _memory(rng, least)
     parts = int(options.get("shards", 1))
@@ -158,6 +176,13 @@ def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
     kinds = tuple(key.kind for key in keys[: len(keys) - (band is not None)])
     kinds += () if band is None else (f"band of {band.columns.kind}",)
     return Case(seed, spec, tables[0], tables[1], moves, random_fuel(rng), memory, least, restores, kinds, parts=parts)
+
+
+def _of_some_kind(seed: int, spec: JoinSpec, kinds: Sequence[str]) -> JoinSpec:
+    try:
+        return replace(spec, how=_pick(np.random.default_rng([seed, 0x41D5]), kinds))
+    except SpecError:  # keys of one name that no type has room for
+        return replace(spec, how="left")
 
 
 def _perhaps_with_band(

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.checks.canonical import Row, canonical_rows
+from watersmeet.checks.canonical import Row, canonical_null, canonical_rows
 from watersmeet.checks.keys import KeyColumns, random_key
 from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
-from watersmeet.core.keys import plain_type
 from watersmeet.core.lookup import HOW, LookupSpec, lookup_conditions
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.memory import format_bytes
@@ -128,7 +127,7 @@ def answers_for(spec: LookupSpec, batch: pa.RecordBatch, now: pa.Table) -> list[
 def nothing_beside(spec: LookupSpec) -> Row:
     """What stands beside a row that has found nothing."""
     kept = spec.pairs.kept[1]
-    return tuple("None" if pa.types.is_nested(plain_type(spec.relation.field(i).type)[0]) else None for i in kept)
+    return tuple(canonical_null(spec.relation.field(i).type) for i in kept)
 
 
 def make_lookup_case(seed: int) -> LookupCase:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.checks.canonical import Row, canonical_rows
+from watersmeet.checks.canonical import Row, canonical_column, canonical_null, canonical_rows
 from watersmeet.checks.cases import Case
 from watersmeet.checks.covered import covered_rows
 from watersmeet.checks.multi_cases import MultiCase
@@ -18,7 +18,7 @@ from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import End, Event, Snapshot, Stall, Status
-from watersmeet.core.spec import Output
+from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.spill.store import MemoryStore, Store
 
 AnyCase: TypeAlias = "Case | MultiCase"
@@ -310,6 +310,13 @@ def expected_rows(case: AnyCase) -> Counter[Row]:
     """The oracle's answer, in the form in which outputs are compared."""
     if case.spec.output is Output.PAIRS:
         return Counter(case.pairs)
+    if isinstance(case.spec, JoinSpec):
+        columns = _output_columns(case)
+        nulls = [canonical_null(field.type) for field in case.spec.schema]
+        return Counter(
+            tuple(_value(places, numbers, null) for places, null in zip(columns, nulls, strict=True))
+            for numbers in case.pairs
+        )
     rows = [canonical_rows(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
     absent = [_without_values(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
     return Counter(
@@ -327,6 +334,32 @@ def _without_values(table: pa.RecordBatch, columns: Iterable[int]) -> Row:
     return canonical_rows(
         pa.record_batch([pa.nulls(1, table.column(i).type) for i in columns], [""] * len([*columns]))
     )[0]
+
+
+def _output_columns(case: AnyCase) -> list[list[tuple[int, list[Any]]]]:
+    """Of each column of the output of two inputs, which of them have it, and its values there."""
+    assert isinstance(case.spec, JoinSpec)
+    return [
+        [
+            (side, canonical_column(_as(case.table(side).column(place), field.type)))
+            for side, place in enumerate(column)
+            if place is not None
+        ]
+        for column, field in zip(case.spec.columns, case.spec.schema, strict=True)
+    ]
+
+
+def _as(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    return column if column.type == type_ else column.cast(type_, safe=False)
+
+
+def _value(places: Sequence[tuple[int, list[Any]]], numbers: Sequence[int | None], null: Any) -> Any:
+    """From the first row that has it; NULL if there is no such row."""
+    for side, values in places:
+        number = numbers[side]
+        if number is not None:
+            return values[number]
+    return null
 
 
 def with_restores(case: AnyCase, steps: tuple[int, ...]) -> AnyCase:

@@ -107,6 +107,39 @@ def common_key_type(left: pa.DataType, right: pa.DataType) -> KeyType | None:
     return KeyType(kind, unit=max(left.unit, right.unit, key=COARSENESS.__getitem__))
 
 
+def type_of_both(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """A type that has room for the values of two that can be compared; None if there is none.
+
+    >>> type_of_both(pa.int32(), pa.int64()), type_of_both(pa.int32(), pa.decimal128(7, 2))
+    (DataType(int64), Decimal128Type(decimal128(12, 2)))
+    """
+    if left == right:
+        return left
+    if _is_number(left) and _is_number(right):
+        if types.is_floating(left) or types.is_floating(right):
+            both = types.is_floating(left) and types.is_floating(right)
+            return max(left, right, key=lambda each: each.bit_width) if both else pa.float64()
+        some_decimal = types.is_decimal(left) or types.is_decimal(right)
+        if some_decimal or {types.is_signed_integer(left), types.is_signed_integer(right)} == {True, False}:
+            scale = max(_scale(left), _scale(right))
+            digits = scale + max(_whole_digits(left), _whole_digits(right))
+            return (
+                None if digits > 76 else pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
+            )
+    try:
+        schemas = [pa.schema([("key", each)]) for each in (left, right)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+
+
+def _whole_digits(number: pa.DataType) -> int:
+    """How many digits numbers of a type have before the point, at most."""
+    if types.is_decimal(number):
+        return int(number.precision - number.scale)
+    return {8: 3, 16: 5, 32: 10, 64: 20 if types.is_uint64(number) else 19}[number.bit_width]
+
+
 def plain_type(found: pa.DataType) -> tuple[pa.DataType, str]:
     """The type of the values themselves, and the name of the extension type around them, if there is one."""
     name = ""

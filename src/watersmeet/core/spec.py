@@ -9,13 +9,14 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import common_key_type
+from watersmeet.core.keys import common_key_type, type_of_both
+from watersmeet.core.kinds import Kind, kind_of
 from watersmeet.core.promises import Promises
 
 
@@ -120,6 +121,16 @@ def _parse_item(item: object) -> Condition:
     raise SpecError(f"join condition {item!r} is not understood; write 'column', 'left = right' or a pair of names")
 
 
+class OutputColumn(NamedTuple):
+    """Where the values of a column of the output come from: which column of each input, if any.
+
+    Where both inputs have one, it is the left's, unless there is no left row.
+    """
+
+    left: int | None
+    right: int | None
+
+
 @dataclass(frozen=True)
 class JoinSpec:
     """A join of two inputs, with every question of names and types settled.
@@ -143,8 +154,7 @@ class JoinSpec:
     """Whether there is nothing else than `on` by which rows meet."""
 
     def __post_init__(self) -> None:
-        if self.how != "inner":
-            raise SpecError(f"how={self.how!r} is not supported; only 'inner' is")
+        kind_of(self.how)
         if not self.on and self.needs_condition:
             raise SpecError("a join needs at least one condition")
         if len(self.suffixes) != 2 or not all(isinstance(suffix, str) for suffix in self.suffixes):
@@ -206,27 +216,52 @@ class JoinSpec:
             raise SpecError(f"join column {name!r} is in {self.names[side]} {len(found)} times; rename all but one")
         return schema.field(found[0])
 
+    @property
+    def kind(self) -> Kind:
+        """What comes out beside the pairs, or in their place."""
+        return kind_of(self.how)
+
+    @cached_property
+    def columns(self) -> tuple[OutputColumn, ...]:
+        """What the output's columns are made of: all columns, but a key of one name on both sides only once.
+
+        Such a key is the left's, or the right's where right rows are preserved; or either's, where both are. `semi` and
+        `anti` have the columns of the left input alone.
+        """
+        kind = self.kind
+        names = [equal.left for equal in self.equalities if equal.left == equal.right]
+        shared = {name: self.right.get_field_index(name) for name in names}
+        if kind.one_sided:
+            return tuple(OutputColumn(i, None) for i in range(len(self.left)))
+        left = [
+            OutputColumn(i, None)
+            if name not in shared or not kind.preserved[1]
+            else OutputColumn(i if kind.preserved[0] else None, shared[name])
+            for i, name in enumerate(self.left.names)
+        ]
+        return (*left, *(OutputColumn(None, i) for i, name in enumerate(self.right.names) if name not in shared))
+
     @cached_property
     def kept(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which columns of each input reach the output: all, but a key of one name on both sides only once."""
-        shared = {equal.right for equal in self.equalities if equal.left == equal.right}
-        right = tuple(i for i, name in enumerate(self.right.names) if name not in shared)
-        return tuple(range(len(self.left))), right
+        """Which columns of each input reach the output."""
+        left, right = zip(*self.columns, strict=True) if self.columns else ((), ())
+        return tuple(sorted(i for i in left if i is not None)), tuple(sorted(i for i in right if i is not None))
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The output's schema; names that clash carry the suffixes."""
         if self.output is Output.PAIRS:
+            sides = [side for side in (0, 1) if not (side and self.kind.one_sided)]
             return pa.schema(
-                [pa.field("left", pa.int64(), nullable=False), pa.field("right", pa.int64(), nullable=False)]
+                [pa.field(("left", "right")[side], pa.int64(), nullable=self.kind.optional(side)) for side in sides]
             )
-        sides = [[self.input(side).field(i) for i in self.kept[side]] for side in (0, 1)]
-        names = [{field.name for field in fields} for fields in sides]
-        clash = names[0] & names[1]
+        fields = [self._output_field(column) for column in self.columns]
+        # Keys that both inputs share stand among the left's columns.
+        mine = len(self.left)
+        clash = {field.name for field in fields[:mine]} & {field.name for field in fields[mine:]}
         fields = [
-            field.with_name(field.name + self.suffixes[side]) if field.name in clash else field
-            for side in (0, 1)
-            for field in sides[side]
+            field.with_name(field.name + self.suffixes[place >= mine]) if field.name in clash else field
+            for place, field in enumerate(fields)
         ]
         seen: set[str] = set()
         for field in fields:
@@ -237,6 +272,21 @@ class JoinSpec:
                 )
             seen.add(field.name)
         return pa.schema(fields)
+
+    def _output_field(self, column: OutputColumn) -> pa.Field:
+        places = [(side, place) for side, place in enumerate(column) if place is not None]
+        fields = [self.input(side).field(place) for side, place in places]
+        if len(fields) == 1:
+            return fields[0].with_nullable(True) if self.kind.optional(places[0][0]) else fields[0]
+        left, right = fields
+        nullable = left.nullable or right.nullable
+        both = type_of_both(left.type, right.type)
+        if both is None:
+            raise SpecError(
+                f"how='full' makes one column of {left.name!r} of {self.names[0]} ({left.type}) and of {self.names[1]} "
+                f"({right.type}), and no type holds both; cast one of them first, or give it another name"
+            )
+        return left.with_type(both).with_nullable(nullable)
 
     @cached_property
     def fingerprint(self) -> str:

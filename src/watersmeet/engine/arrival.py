@@ -9,7 +9,9 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.engine import shell as frame
 from watersmeet.engine.shell import Arriving
+from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.unmatched import Unmatched
 from watersmeet.records.plan import Rows, TableRows
 
 if TYPE_CHECKING:
@@ -20,11 +22,25 @@ UNIT_OF_WORK = 4096
 """Fuel of a task that arrivals have to wait for."""
 
 
+class Finding(Protocol):
+    """What fills the buffer of pairs, and tells where their rows lie: a look-up, a settlement, or rows without any."""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was found; some may still wait in the buffer."""
+        ...
+
+    @property
+    def between(self) -> Between:
+        """Where the rows in the buffer lie."""
+        ...
+
+
 class Task(frame.Task, Protocol):
     """A stretch of work that can stop between any two pairs."""
 
     @property
-    def lookup(self) -> Lookup | None:
+    def lookup(self) -> Finding | None:
         """The look-up whose pairs are in the buffer."""
         ...
 
@@ -36,7 +52,7 @@ class Arrival(Arriving):
         hashes, valid = join.codec.hash(side, join.plans[side].key_arrays(batch))
         super().__init__(join, side, batch, numbers, [hashes], valid)  # NULL matches nothing: such rows end here
         self._join = join
-        self.lookup: Lookup | None = None
+        self.lookup: Lookup | Unmatched | None = None
 
     @property
     def done(self) -> bool:
@@ -46,7 +62,7 @@ class Arrival(Arriving):
     @property
     def at_hand(self) -> int:
         """How many rows are being looked up."""
-        return 0 if self.lookup is None else len(self.lookup.probe.hashes)
+        return self.lookup.length if isinstance(self.lookup, Lookup) else 0
 
     @property
     def waits(self) -> bool:

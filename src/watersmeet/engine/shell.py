@@ -82,17 +82,18 @@ class Arriving(ABC):
         moments: Sequence[pa.Array] = (),
     ) -> None:
         """Rows that are not `valid` are left out; `moments` are stored before the columns."""
+        self.input = number
+        self.numbers = numbers
         plan = join.plans[number]
         columns = [*moments, *plan.store(batch, numbers)]
         self.positions: Int64 | None = None
         """Of rows that are not left out, their places in the batch; None: all are there."""
         if valid is not None and not valid.all():
             self.positions = np.flatnonzero(valid)
+            self.leave_out(np.flatnonzero(~valid), columns)
             hashes = [each[self.positions] for each in hashes]
             columns = [column.take(pa.array(self.positions)) for column in columns]
-        self.input = number
         self.batch = batch
-        self.numbers = numbers
         self.widest: int = plan.widest(columns)
         self.kept = False
         self.next = 0
@@ -101,6 +102,9 @@ class Arriving(ABC):
         self._parts: Int32 = join.tables[number].parts_of(hashes[0])
         self._columns = columns
         join.meter.hashes += batch.num_rows * len(hashes)
+
+    def leave_out(self, positions: Int64, columns: Sequence[pa.Array]) -> None:  # noqa: B027  most have no use for them
+        """Rows at these places of the batch, which has these columns, can match nothing."""
 
     @property
     @abstractmethod

@@ -109,7 +109,8 @@ class Saver:
             return None
         name, saved = self._waiting[side]
         if len(saved) == len(waiting) and all(
-            old.batch is new.batch and old.start == new.start for old, new in zip(saved, waiting, strict=True)
+            old.batch is new.batch and old.numbers is new.numbers and old.start == new.start
+            for old, new in zip(saved, waiting, strict=True)
         ):
             return name
         name = f"snapshot-waiting-{side}-{self._count}"

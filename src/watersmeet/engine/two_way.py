@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.errors import SnapshotError, SpecError
+from watersmeet.core.kinds import refuse_kind
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
@@ -30,6 +31,8 @@ class ProgressiveJoin(JoinFrame[Task]):
     partitioned: ClassVar[bool] = True
     joins_ranges: ClassVar[bool] = False
     """Whether it takes a band among its conditions."""
+    kinds: ClassVar[tuple[str, ...]] = ("inner",)
+    """What it can be asked for by `how`."""
     spec: JoinSpec
     sizing: Sizing
     codec: KeyCodec
@@ -63,6 +66,7 @@ class ProgressiveJoin(JoinFrame[Task]):
     @classmethod
     def refuse_unfit(cls, spec: JoinSpec) -> None:
         """An error if this join cannot carry out what the spec asks for."""
+        refuse_kind(spec.kind, cls.name, cls.kinds)
         if spec.band is not None and not cls.joins_ranges:
             raise SpecError(
                 f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "

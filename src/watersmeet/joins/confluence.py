@@ -15,27 +15,31 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Bool, Bytes, Int32, Int64, Numbers, Uint64
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.errors import BudgetError
+from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Snapshot, Step
 from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import parse_seconds
-from watersmeet.engine.arrival import Task
+from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain, Sizing
+from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.kernels.addressed import OTHER
 from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
+from watersmeet.matching.matched import Matched
 from watersmeet.matching.range_lookup import RangeLookup, RangePlan
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.matching.time_keys import TimeReach
+from watersmeet.matching.unmatched import Unmatched, UnmatchedTask, among
 from watersmeet.matching.upkeep import Upkeep
 from watersmeet.memory import format_bytes
 from watersmeet.policies.keeping import Keeping, Staying
@@ -45,6 +49,7 @@ from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
+from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
 from watersmeet.runs.sorted_run import OpenRun, SortedRun, let_go
 from watersmeet.runs.spine import Merge
 from watersmeet.spill.store import Store
@@ -75,6 +80,8 @@ _PAIR_BYTES = 32
 _MOST_ALIKE = 8
 """Of a join of batches: runs of about as many rows that become one. Each batch meets all runs, so they must be few."""
 _FIRST = np.zeros(1, np.int32)
+_BITS_SHARE = 64
+"""One part in so many of the memory is for bits of rows on disk, where it matters who has found a partner."""
 
 
 def _pairs_for(output_bytes: int) -> int:
@@ -113,11 +120,19 @@ class SettlementTask:
         return {"kind": "settlement", "urgent": self.urgent, **self.settlement.to_state(self._join.pairs)}
 
 
+def _marked(table: Memtable) -> Callable[[Uint64, Numbers], Bool]:
+    """Which rows of a memtable have a partner."""
+    marks = table.marks
+    return lambda hashes, numbers: marks[numbers] != 0
+
+
 class Stayed(NamedTuple):
     """Copies of rows that stay in memory while the others of their memtable leave it."""
 
     hashes: Int64
     columns: list[pa.Array]
+    marks: Bytes | None
+    """Whether each has a partner, where that matters."""
 
 
 class Confluence(RoomFirst, ProgressiveJoin):
@@ -144,6 +159,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
     Where memory is so small that a memory-full is not worth a pass over the disk, rows are written as they are, and
     their runs owe: several of them settle together. Rows that wait for nothing but an input that has ended are not kept
     once they have settled.
+
+    Where rows without a partner matter (`how`), each row of that input has a mark, which goes with it wherever it goes
+    (`matching.matched`). Once the other input has ended and nothing is owed any more, those without a mark come out.
 
     With a band, rows are sorted by their values in place of hashes, or by half a hash and the value if there are
     equalities beside it; and a row looks for all keys from one to another (`matching.reach`).
@@ -184,6 +202,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
     name: ClassVar[str] = "confluence"
     partitioned: ClassVar[bool] = False
     joins_ranges: ClassVar[bool] = True
+    kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     least_runs: ClassVar[int] = 16
     """That there is always memory to remember."""
     tables: tuple[Memtable, ...]  # type: ignore[assignment]
@@ -237,7 +256,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self.debts = self._make_debts()
         self.keeping = self._make_keeping() if keeping else None
         self._open_run = open_run or partial(SortedRun, store)
-        self.upkeep = Upkeep(self.debts, store, self._new_name, self._block_bytes, min(self._fan_in, _MOST_ALIKE))
+        self.upkeep = Upkeep(self.debts, store, self._new_run, self._block_bytes, min(self._fan_in, _MOST_ALIKE))
         self._batch_began = 0
         """Of a join of batches: the tick at which the last one ended. Older runs are merged between batches."""
         self._batch_ends = False
@@ -264,11 +283,16 @@ class Confluence(RoomFirst, ProgressiveJoin):
         """How long pairs waited that were not found as their later row came."""
         self.longest_wait = 0.0
         """Seconds, of all of them."""
+        self.matched: Matched | None = None
+        """Who has found a partner; None if only pairs matter."""
+        if any(spec.kind.tracked):
+            self._track(memory)
 
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return 2 * cls._least_for_rows(spec) + cls.least_runs * _RUN_BYTES
+        tracked = any(spec.kind.tracked)
+        return 2 * cls._least_for_rows(spec) + cls.least_runs * _RUN_BYTES + 2 * LEAST_BYTES * tracked
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -304,11 +328,26 @@ class Confluence(RoomFirst, ProgressiveJoin):
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
 
     def _make_table(self, side: int) -> Any:
-        by_range = self.spec.band is not None
-        return Memtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side], by_range)
+        by_range, marked = self.spec.band is not None, self.spec.kind.tracked[side]
+        name = self.spec.names[side]
+        return Memtable(self.plans[side].types, self.budget, self.sizing.layout, name, by_range, marked=marked)
 
     def _make_debts(self) -> Debts:
         return Debts(self.tables)
+
+    def _track(self, memory: int) -> None:
+        """From now on it is known who has found a partner."""
+        size = max(LEAST_BYTES, memory // _BITS_SHARE)
+        self.budget.reservation("bits of rows on disk").grow(size)
+        bits = MatchedBits(self.store, size, partial(self._new_name, "bits"), lambda names: self.saver.discard(names))
+        self.pairs.matched = self.matched = Matched(self.spec.kind, self.tables, bits)
+        self.debts.on_replace = self._carry_bits
+
+    def _carry_bits(self, side: int, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
+        """Rows of runs that became one have the bits that they had."""
+        if self.spec.kind.tracked[side]:
+            assert self.matched is not None
+            self.matched.bits.replace(runs, merged)
 
     def _make_keeping(self) -> Keeping | None:
         """Where rows are found by hash, and there is enough memory to count what is asked for."""
@@ -352,6 +391,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         super().check()
         self.debts.check(self.clock)
         self.upkeep.check()
+        if self.matched is not None:
+            tracked = [runs for side, runs in enumerate(self.debts.runs) if self.spec.kind.tracked[side]]
+            self.matched.bits.check(entry.run.name for runs in tracked for entry in runs)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -366,6 +408,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         return [[entry.run for entry in entries] for entries in self.debts.runs]
 
     # --- rows that arrive ---
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return (TrackedArrival if self.spec.kind.tracked[side] else Arrival)(self, side, batch, numbers)
 
     def must_keep(self, side: int) -> bool:
         """Unless the other input has ended and has nothing on disk."""
@@ -419,6 +464,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         for side in (0, 1):
             if self._is_due(side):
                 return self._settle_task(side, "in passing", urgent=True)
+        if self.matched is not None and not all(self._ended):
+            unmatched = self._unmatched_task(0) or self._unmatched_task(1)
+            if unmatched is not None:
+                return unmatched
         if self._runs_changed:
             for side in (0, 1):
                 if self._has_too_many_runs(side):
@@ -440,6 +489,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
     def _has_urgent_work(self) -> bool:
         if self.full or self._batch_ends or any(self._is_due(side) for side in (0, 1)):
             return True
+        if self.matched is not None and any(self._is_settled(side) for side in (0, 1)):
+            return True
         return self._runs_changed and any(self._has_too_many_runs(side) or self._runs_to_merge(side) for side in (0, 1))
 
     def _make_room(self) -> Task | None:
@@ -452,13 +503,15 @@ class Confluence(RoomFirst, ProgressiveJoin):
             return None
         side = self._victim()
         for each in (side, 1 - side):
-            must_settle = each == side or self.debts.keeps_runs_apart(each, self._fan_in)
+            must_settle = each == side or self.debts.keeps_runs_apart(each, self._fan_in) or self._is_last(side)
             if self.debts.owing_runs(each) or (must_settle and self.debts.rows_owe(each)):
                 if self._ends_early(each):
                     return self._make_room()
                 return self._settle_task(each, "before a flush", urgent=True)
-        self._flush(side)
-        return None
+        task = self._unmatched_task(side)
+        if task is None:
+            self._flush(side)
+        return task
 
     def _ends_early(self, side: int) -> bool:
         """All rows of a side must settle: if more came since a settlement began, it ends with the run at hand.
@@ -556,7 +609,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self.lateness.add((waited[:-1] * 1e6).astype(np.int64), -(-settlement.found // (len(waited) - 1)))
 
     def _is_urgent(self, task: Task) -> bool:
-        return isinstance(task, MergeTask) or (isinstance(task, SettlementTask) and task.urgent)
+        if isinstance(task, SettlementTask):
+            return task.urgent
+        return isinstance(task, MergeTask | UnmatchedTask)
 
     def _give_way(self, task: Task) -> int:
         self._task = None  # what was settled stays so, and the rest goes on later
@@ -575,7 +630,54 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def _clean_up_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.debts.owes(side)]
-        return self._settle_task(owing[0], "at the end") if owing else None
+        if owing:
+            return self._settle_task(owing[0], "at the end")
+        return None if self.matched is None else self._unmatched_task(0) or self._unmatched_task(1)
+
+    # --- rows without a partner ---
+
+    def _is_last(self, side: int) -> bool:
+        """Whether rows of a side that find nobody come out, and no more partners will come."""
+        return self.spec.kind.preserved[side] and self.exhausted(1 - side)
+
+    def _is_settled(self, side: int) -> bool:
+        """Whether rows of a side are there whose partners have all been found, and no more will come."""
+        if not self._is_last(side) or any(self.debts.owes(each) for each in (0, 1)):
+            return False
+        return bool(self.tables[side].rows or self.debts.runs[side]) and self._settling == [None, None]
+
+    def _unmatched_task(self, side: int) -> UnmatchedTask | None:
+        """Hand out the rows of a side that have no partner, if all have settled."""
+        if not self._is_settled(side):
+            return None
+        self.events["rows without a partner settled"] += 1
+        return UnmatchedTask(self, side, self._unmatched_parts(side))
+
+    def _unmatched_parts(self, side: int) -> list[Unmatched]:
+        assert self.matched is not None
+        table, bits = self.tables[side], self.matched.bits
+        return [
+            Unmatched(side, table, table.rows, among(table.marks)),
+            *(
+                Unmatched(side, run, run.rows, partial(bits.unmarked_from, run.name), partial(let_go, [run]))
+                for run in self.runs[side]
+            ),
+        ]
+
+    def side_is_over(self, side: int) -> None:
+        """All rows of a side have found their partners or come out without: nobody needs them any more."""
+        self.clock += 1
+        self._forget_rows(side)
+        self._forget_runs(side)
+        self.full = False
+        self._count_runs()
+
+    def _forget_runs(self, side: int) -> None:
+        """Runs of a side wait for nobody."""
+        names = self.debts.forget(side)
+        if self.matched is not None and self.spec.kind.tracked[side]:
+            self.matched.bits.forget(names)
+        self.saver.discard([*self.upkeep.forget(side), *names])
 
     # --- rows that leave memory ---
 
@@ -585,9 +687,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self.events["flushed"] += 1
         stayed: Stayed | None = None
         if not self.exhausted(1 - side):
-            chosen = None if all_of_it else self._choose_to_stay(side)
+            chosen = None if all_of_it or self._forgets_matched(side) else self._choose_to_stay(side)
             run = self._write_run(side, self.tables[side], chosen)
-            self.debts.add(side, self._entry(side, run, self.tables[1 - side].rows))
+            if run is not None:
+                self.debts.add(side, self._entry(side, run, self.tables[1 - side].rows))
             stayed = None if chosen is None else self._copied(side, chosen.numbers)
         self._forget_rows(side)
         if stayed is not None:
@@ -606,11 +709,15 @@ class Confluence(RoomFirst, ProgressiveJoin):
         for side in (0, 1):
             if self.debts.owes(side):
                 return self._settle_task(side, "at the end of a batch", urgent=True)
-            if self.tables[side].rows:
+            if self.tables[side].rows and not self._is_last(side):
                 self._flush(side, all_of_it=True)
         for side in (0, 1):
-            if self.exhausted(1 - side):  # its runs wait for nobody
-                self.saver.discard([*self.upkeep.forget(side), *self.debts.forget(side)])
+            task = self._unmatched_task(side)
+            if task is not None:
+                return task
+        for side in (0, 1):
+            if self.exhausted(1 - side):
+                self._forget_runs(side)
         self.saver.discard(self.upkeep.go_on([self.debts.rows_since(side, self._batch_began) for side in (0, 1)]))
         self._count_runs()
         self._batch_began = self.clock
@@ -625,7 +732,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
         for side, table in enumerate(self.tables):
             if table.rows:
                 before = int(table.ticks(_FIRST)[0]) if self.debts.rows_owe(side) else None
-                entries[side] = self._entry(side, self._write_run(side, table), 0, before)
+                run = self._write_run(side, table)
+                entries[side] = None if run is None else self._entry(side, run, 0, before)
         for side, entry in enumerate(entries):
             if entry is not None:
                 self.debts.add(side, entry)
@@ -665,7 +773,8 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def _copied(self, side: int, numbers: Int32) -> Stayed:
         table = self.tables[side]
-        return Stayed(table.hashes(numbers), table.gather_all(tuple(range(len(table.types))), numbers))
+        marks = table.marks[numbers] if self.spec.kind.tracked[side] else None
+        return Stayed(table.hashes(numbers), table.gather_all(tuple(range(len(table.types))), numbers), marks)
 
     def _bring_back(self, side: int, stayed: Stayed) -> None:
         """Rows that have settled take their places anew, as if they had come right after the flush."""
@@ -677,27 +786,60 @@ class Confluence(RoomFirst, ProgressiveJoin):
         ticks = np.arange(self.clock + 1, self.clock + 1 + count)
         self.clock += count
         table.append(stayed.hashes, parts, stayed.columns, ticks)
+        if stayed.marks is not None:
+            table.marks[:] = stayed.marks
         self.debts.rows_left(side, stayed=count)
         assert self.keeping is not None
         self.keeping.rows_left(side, stayed=count)
 
-    def _write_run(self, side: int, table: Memtable, chosen: Staying | None = None) -> SortedRun:
+    def _write_run(self, side: int, table: Memtable, chosen: Staying | None = None) -> SortedRun | None:
+        """Write rows of a memtable as a run; None if none of them is of any use."""
         there, self._slice.owner = self._slice.holds(table), None
         buffers = self._slice.hashes, self._slice.rows
-        name = self._new_name(side)
-        staying = None if chosen is None else (len(chosen.numbers), chosen.stay)
-        run = write_run(self.store, name, table, *buffers, self._block_bytes, sorted_already=there, staying=staying)
+        staying: tuple[int, Callable[[Uint64, Numbers], Bool]] | None = None
+        if chosen is not None:
+            staying = len(chosen.numbers), chosen.stay
+        if self._forgets_matched(side):
+            staying = int(np.count_nonzero(table.marks)), _marked(table)
+        rows = table.rows - (0 if staying is None else staying[0])
+        if not rows:
+            return None
+        name = self._new_run(side)
+        write = partial(
+            write_run, self.store, name, table, *buffers, self._block_bytes, sorted_already=there, staying=staying
+        )
+        run = self._write_marked(name, table, rows, write) if self.spec.kind.tracked[side] else write()
         self.meter.pages_written += self._pages_of(run.rows, run.nbytes)
         self.meter.seeks += 1
         return run
+
+    def _write_marked(self, name: str, table: Memtable, rows: int, write: Callable[..., SortedRun]) -> SortedRun:
+        """Write a run of rows, and their marks beside it."""
+        assert self.matched is not None
+        bits, marks = self.matched.bits, table.marks
+        filling = bits.begin(name, rows)
+        try:
+            run = write(note=lambda numbers: filling.add(marks[numbers] != 0))
+            filling.end()
+        except BaseException:
+            bits.forget([name])
+            raise
+        return run
+
+    def _forgets_matched(self, side: int) -> bool:
+        """Whether rows of a side are of no more use once they have a partner."""
+        return self.matched is not None and self.matched.forgotten(side)
 
     def _pages_of(self, rows: int, nbytes: int) -> int:
         """Pages of so many rows of a run."""
         return -(-nbytes // self.sizing.page_bytes) if self._pages is None else self._pages.of(rows)
 
-    def _new_name(self, side: int) -> str:
+    def _new_name(self, what: str) -> str:
         self._written += 1
-        return f"run-{side}-{self._written}"
+        return f"{what}-{self._written}"
+
+    def _new_run(self, side: int) -> str:
+        return self._new_name(f"run-{side}")
 
     def _count_runs(self) -> None:
         """Memory for what is remembered of runs, which never become many."""
@@ -714,7 +856,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
         for side in (0, 1):
             runs = self._runs_to_merge(side)
             if runs:
-                return MergeTask(self, side, Merge(self.store, self._new_name(side), runs, self._block_bytes))
+                return MergeTask(self, side, Merge(self.store, self._new_run(side), runs, self._block_bytes))
         self._runs_changed = False
         return None
 
@@ -762,7 +904,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
-        return self.debts.names + self.upkeep.names, {
+        matched = None if self.matched is None else self.matched.to_state()
+        bits = [] if self.matched is None or matched is None else self.matched.versions(matched)
+        return self.debts.names + self.upkeep.names + bits, {
+            "matched": matched,
             **self.debts.to_state(),
             "upkeep": self.upkeep.to_state(),
             "batch": [self._batch_began, self._batch_ends],
@@ -781,6 +926,9 @@ class Confluence(RoomFirst, ProgressiveJoin):
     def _load_own(self, state: dict[str, Any]) -> None:
         self.debts.load(state, self._opened)
         self.upkeep.load(state["upkeep"], self._opened)
+        if self.matched is not None:
+            rows = {entry.run.name: entry.run.rows for runs in self.debts.runs for entry in runs}
+            self.matched.bits.load(state["matched"]["bits"], rows)
         self._batch_began, self._batch_ends = state["batch"]
         self._settled_at = list(state["settled_at"])
         self._idle_share = state["idle_share"]
@@ -793,6 +941,11 @@ class Confluence(RoomFirst, ProgressiveJoin):
 
     def _opened(self, side: int, name: str) -> SortedRun:
         return self._open_run(name, self.plans[side].types)
+
+    def _load_rows(self, snapshot: Snapshot) -> None:
+        super()._load_rows(snapshot)
+        if self.matched is not None:
+            self.matched.load(snapshot.state["matched"])
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         for saved in state["settling"]:
@@ -816,6 +969,10 @@ class Confluence(RoomFirst, ProgressiveJoin):
         return settlement
 
     def _load_task(self, state: dict[str, Any]) -> Task:
+        if state["kind"] == "unmatched":
+            task = UnmatchedTask(self, state["side"], self._unmatched_parts(state["side"]))
+            task.resume(state)
+            return task
         if state["kind"] != "settlement":
             return super()._load_task(state)
         return SettlementTask(self, self._load_settlement(state), state["urgent"])

@@ -70,7 +70,8 @@ class Shard(Confluence):
 
     def _make_table(self, side: int) -> Any:
         types, name, shelf = self.plans[side].types, self.spec.names[side], self._shelves[side]
-        return SharedMemtable(types, self.budget, self.sizing.layout, name, shelf=shelf)
+        marked = self.spec.kind.tracked[side]
+        return SharedMemtable(types, self.budget, self.sizing.layout, name, shelf=shelf, marked=marked)
 
     def loose_rows(self, columns: list[pa.Array]) -> Rows:
         portion = portion_of(columns)

@@ -72,6 +72,7 @@ class Sharded(PlainOperator):
     name: ClassVar[str] = "confluence"
     spills: ClassVar[bool] = True
     joins_ranges: ClassVar[bool] = False
+    kinds: ClassVar[tuple[str, ...]] = Confluence.kinds
 
     def __init__(
         self,

@@ -68,6 +68,8 @@ class Debts:
         """The runs of each side, from the oldest on."""
         self.settled = [0, 0]
         """Rows of each memtable with smaller numbers owe no run at all."""
+        self.on_replace: Callable[[int, Sequence[SortedRun], Sequence[SortedRun]], None] | None = None
+        """Who wants to know of runs of a side that have become others."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -194,6 +196,8 @@ class Debts:
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
         level, span = olds[0].level + 1, TimeSpan.all_of(entry.span for entry in olds)
         self.runs[side][place:place] = [RunEntry(run, birth, since, level, span=span) for run in merged]
+        if self.on_replace is not None:
+            self.on_replace(side, [entry.run for entry in olds], merged)
         self.refresh()
 
     # --- as a whole ---

@@ -1,9 +1,10 @@
-"""Pairs found and not yet handed out, and how they become output batches."""
+"""Pairs found and not yet handed out, and how they become output batches; and rows that have found nobody."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from watersmeet.core.arrays import Bool, Numbers
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.kernels import gather
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.plan import RowPlan, Rows, gather_all
+from watersmeet.records.plan import RowPlan, Rows, TableRows, gather_all
 
 PAIR_BYTES = 96
 """Of each place in the buffer: the pair itself, and the scratch arrays of filtering and measuring."""
@@ -21,11 +22,30 @@ _LEAST_ROOM = 64
 
 @dataclass(slots=True)
 class Between:
-    """Where the rows of the buffered pairs lie: the rows that were looked up, and the table they were looked up in."""
+    """Where the rows of the buffered pairs lie: the rows that were looked up, and the table they were looked up in.
+
+    Without a table, those of `probe` have found nobody: the buffer has their numbers there, and no pairs.
+    """
 
     probe_side: int
     probe: Rows
-    table: Rows
+    table: Rows | None
+
+
+class Marking(Protocol):
+    """Who has found a partner: see `matching.matched`."""
+
+    def mark(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """Rows have partners; tells which had none before, of rows that occur twice the first."""
+        ...
+
+    def unmarked(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """Which rows have no partner yet."""
+        ...
+
+
+Sides = Sequence[tuple[Rows, Numbers]]
+"""The rows of some pairs, of each side: where they lie, and their numbers there."""
 
 
 class PairBuffer:
@@ -36,10 +56,19 @@ class PairBuffer:
     ) -> None:
         """With `wide`, rows that were found are numbered with their source in the upper half of a word."""
         self._spec = spec
+        self._kind = spec.kind
         self._codec = codec
         self._plans = plans
+        self.matched: Marking | None = None
+        """Who is told of rows that have found a partner; nobody, if only pairs matter."""
+        self._outputs = [tuple(plan.outputs) for plan in plans]
+        keys = [tuple(plan.keys) for plan in plans]
         counts = spec.output is Output.COUNTS
-        self._wanted = [tuple(dict.fromkeys(plan.keys if counts else [*plan.outputs, *plan.keys])) for plan in plans]
+        # What comes out of half a pair is known only when it is known to be one.
+        keys_first = counts or self._kind.one_sided
+        self._wanted = keys if keys_first else [tuple(dict.fromkeys([*plan.outputs, *plan.keys])) for plan in plans]
+        self._columns = _columns_of(spec, plans)
+        self._has_dictionaries = any(pa.types.is_dictionary(field.type) for field in spec.left)
         self.probes = np.empty(capacity, np.int32)
         self.rows: Numbers = np.empty(capacity, np.int64 if wide else np.int32)
         self.widest = [0, 0]
@@ -70,13 +99,18 @@ class PairBuffer:
         Pairs whose hashes agree and whose keys do not are dropped here.
         """
         probes, rows = self.probes[self.first : self.count], self.rows[self.first : self.count]
-        sides = [(between.probe, probes), (between.table, rows)]
-        if between.probe_side:
-            sides.reverse()
-        fit = self._fitting(sides, limit)
+        if between.table is None:
+            sides: list[tuple[Rows, Numbers]] = [(between.probe, rows)]
+            plans = [self._plans[between.probe_side]]
+        else:
+            sides, plans = [(between.probe, probes), (between.table, rows)], list(self._plans)
+            if between.probe_side:
+                sides.reverse()
+        fit = self._fitting(sides, plans, limit)
         while True:
             try:
-                batch, count = self._build([(source, numbers[:fit]) for source, numbers in sides])
+                some = [(source, numbers[:fit]) for source, numbers in sides]
+                batch, count = self._build(some) if len(some) == 2 else self._build_alone(between.probe_side, some[0])
                 break
             except OverflowError:
                 # More distinct values than a small dictionary index can number: a smaller batch has fewer.
@@ -98,42 +132,123 @@ class PairBuffer:
         elif fit >= self.room:
             self.room = min(len(self.probes), self.room + self.room // 128 + 1)
 
-    def _fitting(self, sides: list[tuple[Rows, Numbers]], limit: int) -> int:
+    def _fitting(self, sides: Sides, plans: Sequence[RowPlan], limit: int) -> int:
         count = len(sides[0][1])
         if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and self._codec.exact):
             return count
         widths = np.zeros(count, np.int64)
-        for (source, numbers), plan in zip(sides, self._plans, strict=True):
+        for (source, numbers), plan in zip(sides, plans, strict=True):
             for column in {*plan.outputs, *plan.keys}:
                 source.widen(column, numbers, widths)
         return int(gather.fitting(widths, limit))
 
-    def _build(self, sides: list[tuple[Rows, Numbers]]) -> tuple[pa.RecordBatch | None, int]:
+    def _build(self, sides: Sides) -> tuple[pa.RecordBatch | None, int]:
+        if self._kind.one_sided:
+            return self._build_half(sides)
         count = len(sides[0][1])
-        if self._spec.output is Output.COUNTS and self._codec.exact:
+        counts = self._spec.output is Output.COUNTS
+        if counts and self._codec.exact:
+            self._mark(sides)
             return None, count
         arrays = self._gathered(sides, self._wanted)
         if not self._codec.exact:
-            keys = [[arrays[side][column] for column in self._plans[side].keys] for side in (0, 1)]
-            equal = self._codec.equal(*keys)
+            equal = self._equal(arrays)
             if equal is not None:
                 count = int(np.count_nonzero(equal))
-            if self._spec.output is Output.COUNTS or not count:
+                # Arrow cannot filter every type, but every type can be gathered.
+                sides = [(source, numbers[equal]) for source, numbers in sides]
+            if counts or not count:
+                self._mark(sides)
                 return None, count
-            if equal is not None:  # Arrow cannot filter every type, but every type can be gathered
-                truly = [(source, numbers[equal]) for source, numbers in sides]
-                arrays = self._gathered(truly, [tuple(plan.outputs) for plan in self._plans])
-        columns = [arrays[side][column] for side in (0, 1) for column in self._plans[side].outputs]
-        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
+            if equal is not None:
+                arrays = self._gathered(sides, self._outputs)
+        batch = self._put_together(arrays, count)
+        self._mark(sides)
+        return batch, count
 
-    def _gathered(
-        self, sides: list[tuple[Rows, Numbers]], wanted: Sequence[tuple[int, ...]]
-    ) -> list[dict[int, pa.Array]]:
+    def _mark(self, sides: Sides) -> None:
+        """Rows of pairs that are handed out have partners. Whatever may fail was done before."""
+        if self.matched is not None:
+            for side, tracked in enumerate(self._kind.tracked):
+                if tracked and len(sides[side][1]):
+                    self.matched.mark(side, *sides[side])
+
+    def _build_half(self, sides: Sides) -> tuple[pa.RecordBatch | None, int]:
+        """Left rows that have found their first partner: they come out (`semi`), or will not (`anti`)."""
+        assert self.matched is not None
+        some = self.matched.unmarked(0, *sides[0])
+        if not some.all():
+            sides = [(source, numbers[some]) for source, numbers in sides]
+        if not self._codec.exact and len(sides[0][1]):
+            equal = self._equal(self._gathered(sides, self._wanted))
+            if equal is not None:
+                sides = [(source, numbers[equal]) for source, numbers in sides]
+        source, numbers = sides[0]
+        if not len(numbers):
+            return None, 0
+        if not self._kind.gives_matched:
+            self.matched.mark(0, source, numbers)
+            return None, 0
+        if not self._has_dictionaries:
+            return self._build_alone(0, (source, numbers[self.matched.mark(0, source, numbers)]))
+        # Where a batch may turn out to be too large, rows are marked when it is there.
+        numbers = numbers[_first_of_each(source, numbers)]
+        built = self._build_alone(0, (source, numbers))
+        self.matched.mark(0, source, numbers)
+        return built
+
+    def _build_alone(self, side: int, rows: tuple[Rows, Numbers]) -> tuple[pa.RecordBatch | None, int]:
+        """Rows of one side, beside nobody."""
+        count = len(rows[1])
+        if self._spec.output is Output.COUNTS or not count:
+            return None, count
+        arrays: list[dict[int, pa.Array]] = [{}, {}]
+        arrays[side] = self._originals(side, rows, self._outputs[side])
+        return self._put_together(arrays, count), count
+
+    def _equal(self, arrays: Sequence[Mapping[int, pa.Array]]) -> Bool | None:
+        """Which pairs have truly equal keys; None: all."""
+        keys = [[arrays[side][column] for column in self._plans[side].keys] for side in (0, 1)]
+        return self._codec.equal(*keys)
+
+    def _put_together(self, arrays: Sequence[Mapping[int, pa.Array]], count: int) -> pa.RecordBatch:
+        """A batch of what was gathered of each side, with NULLs in the place of a side of which nothing was."""
+        columns = []
+        for places, field in zip(self._columns, self._spec.schema, strict=True):
+            side, place = next((each for each in places if each[1] in arrays[each[0]]), places[0])
+            if place in arrays[side]:
+                column = arrays[side][place]
+                columns.append(column if column.type == field.type else column.cast(field.type, safe=False))
+            else:
+                plan = self._plans[side]
+                columns.append(plan.original(place, pa.nulls(count, plan.types[place])))
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+
+    def _gathered(self, sides: Sides, wanted: Sequence[tuple[int, ...]]) -> list[dict[int, pa.Array]]:
         """Columns of both sides in their own types, by their numbers."""
-        return [
-            {
-                column: plan.original(column, array)
-                for column, array in zip(columns, gather_all(source, columns, numbers), strict=True)
-            }
-            for (source, numbers), plan, columns in zip(sides, self._plans, wanted, strict=True)
-        ]
+        return [self._originals(side, sides[side], wanted[side]) for side in (0, 1)]
+
+    def _originals(self, side: int, rows: tuple[Rows, Numbers], columns: tuple[int, ...]) -> dict[int, pa.Array]:
+        """Columns of a side in their own types, by their numbers."""
+        plan = self._plans[side]
+        gathered = gather_all(rows[0], columns, rows[1])
+        return {column: plan.original(column, array) for column, array in zip(columns, gathered, strict=True)}
+
+
+def _columns_of(spec: JoinSpec, plans: Sequence[RowPlan]) -> list[list[tuple[int, int]]]:
+    """Of each column of the output, the sides that have it, and which of what is stored of them it is."""
+    if spec.output is Output.COUNTS:
+        return []
+    if spec.output is Output.PAIRS:
+        return [[(side, plan.outputs[0])] for side, plan in enumerate(plans) if plan.outputs]
+    return [
+        [(side, plans[side].sources.index(place)) for side, place in enumerate(column) if place is not None]
+        for column in spec.columns
+    ]
+
+
+def _first_of_each(source: Rows, numbers: Numbers) -> Numbers:
+    """Where each row occurs first."""
+    if isinstance(source, TableRows):
+        numbers = source.in_table(numbers)[1]
+    return np.sort(np.unique(numbers, return_index=True)[1])

@@ -54,7 +54,7 @@ class RowPlan:
         key_columns = [schema.get_field_index(name) for name in spec.keys(side)]
         outputs = {
             Output.ROWS: list(spec.kept[side]),
-            Output.PAIRS: [_NUMBER],
+            Output.PAIRS: [_NUMBER] if isinstance(spec, MultiSpec) or not (side and spec.kind.one_sided) else [],
             Output.COUNTS: [],
         }[spec.output]
         verified = ([] if exact_hash else key_columns) + [schema.get_field_index(name) for name in also_verified]

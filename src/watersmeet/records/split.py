@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -158,6 +159,8 @@ class Piece:
     """Whether the batch stays in memory anyway, so that its rows need not be copied."""
     sizes: Int64 | None = None
     """Of rows that are not copied, what their strings take; None: they have none."""
+    valid: Bool | None = None
+    """Which rows can match anything; None: all can."""
 
     @property
     def is_shared(self) -> bool:
@@ -167,7 +170,8 @@ class Piece:
     def part(self, start: int, stop: int) -> Piece:
         """Some of its rows."""
         sizes = None if self.sizes is None else self.sizes[start:stop]
-        return Piece(self.batch, self.rows[start:stop], self.hashes[start:stop], self.first, self.stays, sizes)
+        valid = None if self.valid is None else self.valid[start:stop]
+        return Piece(self.batch, self.rows[start:stop], self.hashes[start:stop], self.first, self.stays, sizes, valid)
 
 
 class Splitter:
@@ -178,6 +182,8 @@ class Splitter:
         self._codec = codec
         self._plan = RowPlan(spec, side, codec.exact)
         self._numbered = spec.output.value == "pairs"
+        self._leaves_out = not spec.kind.preserved[side]
+        """Whether rows that can match nothing are of no use."""
         self._shards = shards
         self.shelf = Shelf(self._plan.types)
         """Where the batches are that shards have rows of."""
@@ -192,10 +198,11 @@ class Splitter:
         columns = self._plan.store(batch, numbers)
         shared = self.shelf.put(columns, count, self._plan.widest(columns) if self._stays else 0)
         stops, rows, ordered = np.empty(self._shards, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-        known: Bool = _ALL if valid is None else valid
+        known: Bool = valid if valid is not None and self._leaves_out else _ALL
         kernels.split(hashes, known, self._shards, stops, rows, ordered)
         sizes = shared.string_bytes(rows[: stops[-1]]) if self._stays else None  # no others were written
-        whole = Piece(shared, rows, ordered, first, self._stays, sizes)
+        can_match = None if valid is None or self._leaves_out else valid[rows]
+        whole = Piece(shared, rows, ordered, first, self._stays, sizes, can_match)
         pieces: list[Piece | None] = []
         start = 0
         for stop in stops.tolist():
@@ -221,6 +228,12 @@ class Portion:
         self.row_bytes = max(piece.batch.row_bytes for piece in pieces)
         """Of all rows of its batches, on average."""
         self._fixed_bytes = max(piece.batch.fixed_bytes for piece in pieces)
+        self.valid: Bool | None = None
+        """Which rows can match anything; None: all can."""
+        if any(piece.valid is not None for piece in pieces):
+            self.valid = np.concatenate(
+                [np.ones(len(piece.rows), np.bool_) if piece.valid is None else piece.valid for piece in pieces]
+            )
         sizes = [piece.sizes for piece in pieces if piece.sizes is not None]
         self._sizes = _joined(sizes) if sizes else _NO_NUMBERS
         self._copied: pa.RecordBatch | None = None
@@ -237,11 +250,18 @@ class Portion:
 
     def slice(self, start: int, count: int | None = None) -> Portion:
         """Some of the rows."""
+        return self._some(np.s_[start : self.num_rows if count is None else start + count])
+
+    def take(self, rows: pa.Array) -> Portion:
+        """Some of the rows, by their places."""
+        return self._some(rows.to_numpy())
+
+    def _some(self, which: Any) -> Portion:
         part = Portion.__new__(Portion)
         part.__dict__.update(self.__dict__)
-        stop = self.num_rows if count is None else start + count
-        part.hashes, part.places, part._copied = self.hashes[start:stop], self.places[start:stop], None
-        part._sizes = self._sizes[start:stop]
+        part.hashes, part.places, part._copied = self.hashes[which], self.places[which], None
+        part._sizes = self._sizes[which] if len(self._sizes) else self._sizes
+        part.valid = None if self.valid is None else self.valid[which]
         return part
 
     def copied(self, plan: SplitPlan) -> pa.RecordBatch:
@@ -249,7 +269,8 @@ class Portion:
         if self._copied is None:
             rows = PortionRows(self)
             columns = rows.gather_all(rows.all_columns, np.arange(self.num_rows))
-            self._copied = pa.RecordBatch.from_arrays([pa.array(self.hashes), *columns], schema=plan.schema)
+            hashes = pa.array(self.hashes, mask=None if self.valid is None else ~self.valid)
+            self._copied = pa.RecordBatch.from_arrays([hashes, *columns], schema=plan.schema)
         return self._copied
 
 
@@ -306,10 +327,11 @@ class SplitCodec(KeyCodec):
     def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         (array,) = columns
         if isinstance(array, Portion):
-            return array.hashes, None
+            return array.hashes, array.valid
         start = 8 * array.offset
         hashes = np.frombuffer(array.buffers()[1], np.int64, len(array), start)
-        return (hashes if hashes.flags.writeable else hashes.copy()), None
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        return (hashes if hashes.flags.writeable else hashes.copy()), valid
 
 
 class SplitPlan(RowPlan):

@@ -24,12 +24,13 @@ def write_run(
     order: Memtable | None = None,
     sorted_already: bool = False,
     staying: tuple[int, Callable[[Uint64, Numbers], Bool]] | None = None,
+    note: Callable[[Numbers], None] | None = None,
 ) -> SortedRun:
     """Write all rows of a memtable, through buffers for hashes and row numbers; a failure leaves nothing.
 
     They are in the order of their own hashes, or of those that another memtable has of the same rows. Where the buffers
     hold all rows, they are sorted once, or not at all if the buffers have them so. `staying` is how many rows are not
-    written, and which of some these are.
+    written, and which of some these are. `note` is told which rows are written, in their order.
     """
     order = table if order is None else order
     stayed, stays = (0, None) if staying is None else staying
@@ -45,6 +46,8 @@ def write_run(
     try:
         for count in leaving(sorted_already):
             writer.write_hashes(hashes[:count])
+            if note is not None:
+                note(numbers[:count])
         waiting = np.empty(0, numbers.dtype)
         for count in [rows] if at_once else leaving():
             waiting = np.concatenate([waiting, numbers[:count]])

@@ -379,6 +379,7 @@ class MergedRows(AddressedRows):
         self._unread = True
         self._nullable = [any(run.may_be_null(column) for run in runs) for column in range(len(self.types))]
         self.rows = int(self._ends.sum())
+        self.names = [run.name for run in runs]
 
     @property
     def sources(self) -> Sources:

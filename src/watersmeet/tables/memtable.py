@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
+from watersmeet.core.arrays import Bytes, Int32, Int64, Numbers, Uint64
 from watersmeet.kernels.addressed import OTHER, STRINGS, WORDS
 from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows, Sources, gathered_by_block, with_values, words_of
@@ -30,6 +30,8 @@ from watersmeet.tables.hash_table import Layout
 from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeIndex, Walk, move_down
 
 _MOST_ROWS = 2**31 - 2
+_RELEASED_FROM = 1 << 16
+"""Bytes of marks that are given back to the system when rows go, so that others can have them."""
 _POOLED_FROM = 4 << 20
 """Bytes of rows that are worth the fraction of a millisecond in which Arrow gives them back to the system."""
 
@@ -38,7 +40,8 @@ class Memtable(AddressedRows):
     """Rows by number, found by their sort keys, in the order of their arrival or of their keys.
 
     With `by_range` rows are found by all keys from one to another, else by their own; or an `index` is told. Without
-    `ticked`, somebody else knows when they came.
+    `ticked`, somebody else knows when they came. With `marked`, there is a mark for each row, which says whether it has
+    found a partner.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Memtable(AddressedRows):
         by_range: bool = False,
         ticked: bool = True,
         index: type[ArrivalIndex] | None = None,
+        marked: bool = False,
     ) -> None:
         super().__init__(types)
         self._ticked = ticked
@@ -62,12 +66,13 @@ class Memtable(AddressedRows):
         self._index_claim = budget.reservation(f"index of {name}")
         kind: type[HashIndex] | type[RangeIndex] | type[ArrivalIndex] = RangeIndex if by_range else HashIndex
         kind = kind if index is None else index
-        self._entry_bytes = kind.row_bytes
+        self._entry_bytes = kind.row_bytes + marked
         capacity = min(_MOST_ROWS, budget.most // self._entry_bytes + block_rows)
         self.index: MemtableIndex = kind(capacity, self._index_claim)
         self.capacity = capacity
         """So many rows fit at most."""
         self._ticks = ArrivalTicks()
+        self._marks = Arena(np.uint8, capacity) if marked else None
         self._stride = 8 * WORDS * len(self.types)
         blocks = capacity // block_rows + 2
         self._words = Arena(np.int64, blocks * WORDS * max(1, len(self.types)))
@@ -122,6 +127,12 @@ class Memtable(AddressedRows):
         return self.index.hash_address
 
     @property
+    def marks(self) -> Bytes:
+        """Of each row, whether it has found a partner: 1 if it has, else 0."""
+        assert self._marks is not None
+        return self._marks.array[: self.rows]
+
+    @property
     def held(self) -> int:
         """Bytes that would be free without these rows."""
         return self._claim.held + self._index_claim.held
@@ -169,6 +180,8 @@ class Memtable(AddressedRows):
             # Rows may follow those before them, and rows that are brought back come in several stretches.
             size += self._settle_stretches(self._ticks.append(first, ticks))
         self._note_portion(first + count, size)
+        if self._marks is not None:
+            self._marks.array[first : first + count] = 0
         self._place(self._plain(columns), count)
         self.rows = first + count
         return self.index.append(first, hashes, grow_index)
@@ -275,6 +288,8 @@ class Memtable(AddressedRows):
     def clear(self) -> None:
         """Forget all rows."""
         self._ticks.clear()
+        if self._marks is not None and self.rows > _RELEASED_FROM:
+            self._marks.release(0, self.rows)
         held = self._claim.held
         self.index.clear(self.rows)
         self._claim.clear()
@@ -298,6 +313,8 @@ class Memtable(AddressedRows):
         width = WORDS * len(self.types)
         self.index.drop_first(count, self.rows)
         self._ticks.drop_first(count)
+        if self._marks is not None:
+            move_down(self._marks.array, count, self.rows)
         move_down(self._words.array, width * blocks, width * -(-self.rows // self._block_rows))
         for pieces in self._others:
             del pieces[:blocks]

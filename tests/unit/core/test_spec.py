@@ -108,10 +108,53 @@ def test_every_condition_is_checked_not_only_the_first() -> None:
         spec(["id = order", "note"])
 
 
-@pytest.mark.parametrize("how", ["left", "outer", "INNER", ""])
-def test_other_kinds_of_join_are_refused(how: str) -> None:
-    with pytest.raises(SpecError, match="only 'inner' is"):
+@pytest.mark.parametrize("how", ["outer", "INNER", "", None, 3])
+def test_unknown_kinds_of_join_are_refused(how: Any) -> None:
+    with pytest.raises(SpecError, match=f"there is no how={how!r}; choose inner, left, right, full, semi or anti"):
         spec(how=how)
+
+
+def required(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
+
+
+@pytest.mark.parametrize(
+    ("how", "columns", "nullable"),
+    [
+        ("inner", ["id", "v", "v_right", "w"], []),
+        ("left", ["id", "v", "v_right", "w"], ["v_right", "w"]),
+        ("right", ["id", "v", "v_right", "w"], ["v"]),
+        ("full", ["id", "v", "v_right", "w"], ["v", "v_right", "w"]),
+        ("semi", ["id", "v"], []),
+        ("anti", ["id", "v"], []),
+    ],
+)
+def test_columns_of_the_optional_side_may_be_null(how: str, columns: list[str], nullable: list[str]) -> None:
+    left, right = required(id=pa.int64(), v=pa.string()), required(id=pa.int32(), v=pa.bool_(), w=pa.int8())
+    schema = spec("id", left=left, right=right, how=how).schema
+    assert schema.names == columns
+    assert [field.name for field in schema if field.nullable] == nullable
+    assert schema.field("id").type == (pa.int32() if how == "right" else pa.int64())
+
+
+def test_numbers_of_rows_may_be_null_where_a_side_is_optional() -> None:
+    schemas = {how: spec("id = order", how=how, output=Output.PAIRS).schema for how in ("full", "right", "anti")}
+    assert {how: [(field.name, field.nullable) for field in schema] for how, schema in schemas.items()} == {
+        "full": [("left", True), ("right", True)],
+        "right": [("left", True), ("right", False)],
+        "anti": [("left", False)],
+    }
+
+
+def test_a_key_of_both_has_a_type_that_holds_both() -> None:
+    def key(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+        return spec("k", left=pa.schema({"k": left}), right=pa.schema({"k": right}), how="full").schema.field("k").type
+
+    assert key(pa.int8(), pa.float32()) == pa.float64()
+    assert key(pa.int64(), pa.uint64()) == pa.decimal128(20, 0)
+    assert key(pa.decimal128(30, 10), pa.decimal128(38, 0)) == pa.decimal256(48, 10)
+    with pytest.raises(SpecError, match=r"how='full' makes one column of 'k' .* and no type holds both; cast one"):
+        key(pa.decimal256(76, 0), pa.decimal128(38, 20))
 
 
 @pytest.mark.parametrize("suffixes", [("",), ("a", "b", "c"), ("a", None), (1, 2)])

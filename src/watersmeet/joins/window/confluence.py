@@ -22,7 +22,7 @@ from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.window.windowed import ALWAYS, TimedLookup, WindowJoin
+from watersmeet.joins.window.windowed import ALWAYS, TimedLookup, WindowArrival, WindowJoin
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -181,6 +181,7 @@ class WindowConfluence(Confluence, WindowJoin):
     name: ClassVar[str] = "confluence"
     emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
+    kinds: ClassVar[tuple[str, ...]] = ("inner",)
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
         "flushed", "settled before a flush", "settled in a silence", "expired runs"
@@ -248,6 +249,9 @@ class WindowConfluence(Confluence, WindowJoin):
         if reach is not None:
             return TimedRangeLookup(reach.probe(hashes, columns), other, between, self, close_enough)
         return TimedLookup(Probe(hashes, other.buckets_of(hashes)), other, between, self, close_enough)
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
+        return WindowJoin._arrival(self, side, batch, numbers)
 
     def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
         return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))

@@ -24,6 +24,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
+from watersmeet.core.kinds import refuse_kind
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Event, Punctuate, Step
 from watersmeet.core.report import Report, WindowFigures
@@ -236,6 +237,7 @@ class WindowJoin(ProgressiveJoin):
                 f"{cls.name} hands out results as it finds them, and cannot do emit={spec.window.emit!r}; take "
                 f"algorithm='confluence', or leave emit= out"
             )
+        refuse_kind(spec.kind, cls.name, cls.kinds)
 
     def _make_codec(self) -> KeyCodec:
         return WindowCodec(self.spec)

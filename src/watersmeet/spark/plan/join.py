@@ -100,6 +100,8 @@ def join(
     arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
     told = _checked_promises(promises, streaming and ends)
     spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=NAMES, promises=told)
+    if not spec.kind.is_inner:
+        raise SpecError(f"how={how!r} is not supported; only 'inner' is")
     factory = _factory(spec, algorithm, streaming, ends)
     budget = parse_memory(memory)
     directory = state_path(state, streaming)

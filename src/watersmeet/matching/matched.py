@@ -1,0 +1,109 @@
+"""Who has found a partner, wherever the row lies: in a memtable, in a run, or in a batch that nobody keeps.
+
+A row is marked when its pair is handed out, and not before: keys of equal hashes may differ, which is known only then,
+and a snapshot carries the marks of exactly those pairs that were handed out; the others are found again.
+
+    where the row is          its mark                                    goes with it
+    memtable                  a byte beside it                            into the run that it is written to; or, if it
+                                                                          stays in memory, to its new place
+    run                       a bit (`runs.matched_bits`)                 into the run that its run is merged into
+    arriving, not kept        a byte, until the slice has been looked up  nowhere: it is settled then
+
+(`tests/conformance/test_kinds.py` loses a mark at each of these steps, and is noticed.)
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from watersmeet.core.arrays import Bool, Bytes, Numbers
+from watersmeet.core.kinds import Kind
+from watersmeet.kernels import matched as kernels
+from watersmeet.records.plan import Rows, TableRows
+from watersmeet.runs.matched_bits import MatchedBits
+from watersmeet.runs.sorted_run import MergedRows
+from watersmeet.tables.memtable import Memtable
+
+_NOBODY = np.empty(0, np.uint8)
+
+
+class Matched:
+    """The marks of one join's rows, of the inputs whose rows have any."""
+
+    def __init__(self, kind: Kind, tables: Sequence[Memtable], bits: MatchedBits) -> None:
+        self.kind = kind
+        self.bits = bits
+        self._tables = tables
+        self.loose: Bytes = _NOBODY
+        """Of rows of the slice at hand that are not kept."""
+
+    def mark(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """Rows have partners; tells which had none before, of rows that occur twice the first."""
+        where, numbers = _located(source, numbers)
+        if isinstance(where, MergedRows):
+            return self.bits.mark(where.names, numbers)
+        fresh = np.empty(len(numbers), np.bool_)
+        kernels.mark(self._marks(where), numbers, fresh)
+        return fresh
+
+    def unmarked(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """Which rows have no partner yet."""
+        where, numbers = _located(source, numbers)
+        if isinstance(where, MergedRows):
+            return self.bits.unmarked(where.names, numbers)
+        found: Bool = self._marks(where)[numbers] == 0
+        return found
+
+    def _marks(self, where: Rows) -> Bytes:
+        return where.marks if isinstance(where, Memtable) else self.loose
+
+    def forgotten(self, side: int) -> bool:
+        """Whether rows of a side are of no more use once they have a partner."""
+        return self.kind.forgets and side == 0
+
+    # --- snapshots ---
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot; bits of runs that have changed are written."""
+        marks = [_packed(table.marks) if tracked else "" for table, tracked in self._each()]
+        return {"bits": self.bits.save(), "marks": marks, "loose": _packed(self.loose)}
+
+    def versions(self, state: Mapping[str, Any]) -> list[str]:
+        """The segments that a state names."""
+        return [version for version in state["bits"].values() if version is not None]
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what a snapshot says of rows in memory, which are there."""
+        for (table, tracked), packed in zip(self._each(), state["marks"], strict=True):
+            if tracked:
+                table.marks[:] = _unpacked(packed, table.rows)
+        self.loose = _unpacked(state["loose"])
+
+    def _each(self) -> Iterator[tuple[Memtable, bool]]:
+        return zip(self._tables, self.kind.tracked, strict=True)
+
+
+def _located(source: Rows, numbers: Numbers) -> tuple[Rows, Numbers]:
+    return source.in_table(numbers) if isinstance(source, TableRows) else (source, numbers)
+
+
+def _packed(marks: Bytes) -> str:
+    """Marks as text.
+
+    >>> _unpacked(_packed(np.array([0, 1, 1], np.uint8)), 3).tolist()
+    [0, 1, 1]
+    """
+    counted = len(marks).to_bytes(8, "little")
+    return base64.b85encode(counted + zlib.compress(np.packbits(marks).tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, rows: int | None = None) -> Bytes:
+    data = base64.b85decode(text)
+    count = int.from_bytes(data[:8], "little")
+    assert rows is None or rows == count, "a snapshot has a mark for each row in memory"
+    return np.unpackbits(np.frombuffer(zlib.decompress(data[8:]), np.uint8))[:count]

@@ -1,0 +1,233 @@
+"""Every kind of join but inner ones, on every way that rows may take; and each way to lose a mark, tried in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from watersmeet.checks import ConformanceError, conform, make_kind_case, run_case
+from watersmeet.checks.cases import Case
+from watersmeet.core.kinds import KINDS
+from watersmeet.engine.tracked_arrival import TrackedArrival
+from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.sharded import Sharded
+from watersmeet.matching.matched import Matched
+from watersmeet.policies.keeping import Keeping
+from watersmeet.policies.settling import Settling
+from watersmeet.records import split
+from watersmeet.records.plan import RowPlan
+from watersmeet.records.split import Splitter
+from watersmeet.runs.matched_bits import Filling, MatchedBits
+from watersmeet.tables.memtable import Memtable
+
+CASES = 60
+TIGHT = {"floor": 0, "fan_in": 3}
+"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
+EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
+LATE = Settling(passes_saved=0, most_runs=3)
+
+
+class Watched(Confluence):
+    """Adds up what happened in all cases."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def close(self) -> None:
+        Watched.seen += self.events
+        Watched.seen[self.spec.how] += 1
+        if self.matched is not None:
+            Watched.seen["versions of bits"] += self.matched.bits.written
+        super().close()
+
+
+class Keeper(Watched):
+    """Some rows stay at every flush for which any evidence can be had, whether that pays or not."""
+
+    def _make_keeping(self) -> Keeping | None:
+        return Keeping(16, pays=0.0, evidence=1) if self.spec.band is None else None
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    Watched.seen = Counter()
+
+
+@pytest.fixture
+def _few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page has eight rows, and there is room for four."""
+    monkeypatch.setattr("watersmeet.runs.matched_bits._LEAST_PAGE", 1)
+    monkeypatch.setattr("watersmeet.runs.matched_bits._MOST_PAGE", 1)
+    monkeypatch.setattr("watersmeet.joins.confluence.LEAST_BYTES", 4)
+    monkeypatch.setattr("watersmeet.joins.confluence._BITS_SHARE", 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "proofs"),
+    [
+        ({}, {"settled before a flush", "settled in a silence", "settled at the end"}),
+        (TIGHT, {"settled before a flush", "settled in a silence", "settled at the end", "flushed", "merged"}),
+        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
+        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "settled before a flush", "merged"}),
+    ],
+    ids=["usual", "tight", "eager", "late"],
+)
+def test_every_result_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
+    conform(Watched, cases=CASES, seed=17_000, make=make_kind_case, **options)
+    assert proofs | {*KINDS} - {"inner"} | {"rows without a partner settled"} <= set(+Watched.seen), Watched.seen
+
+
+@pytest.mark.usefixtures("_few_bits")
+def test_every_result_exactly_once_where_bits_do_not_fit_into_memory() -> None:
+    conform(Watched, cases=2 * CASES, seed=18_000, make=make_kind_case, **TIGHT)
+    assert Watched.seen["versions of bits"] > 5 * CASES and Watched.seen["merged"] > 10, Watched.seen
+
+
+def test_every_result_exactly_once_where_rows_stay_in_memory() -> None:
+    conform(Keeper, cases=2 * CASES, seed=19_000, make=make_kind_case, **TIGHT)
+    assert Watched.seen["rows that stayed"] > 50, Watched.seen
+
+
+@pytest.mark.parametrize("stays", [(False, False), (True, True)], ids=["copied", "shared"])
+@pytest.mark.parametrize("shards", [2, 5])
+def test_every_result_exactly_once_in_shards(
+    shards: int, stays: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split, "_LEAST_SHARED", 1)
+    monkeypatch.setattr(RowPlan, "as_they_are", True)
+    conform(Sharded, cases=CASES, seed=20_000, make=make_kind_case, shards=shards, stays=stays)
+
+
+# --- mutants ---
+
+real_add, real_load, real_bits_load = Filling.add, Matched.load, MatchedBits.load
+real_page, real_mark, real_append = MatchedBits._page, Matched.mark, Memtable.append
+
+
+def written_without(filling: Filling, marked: Any) -> None:
+    """A row that is written to disk loses its mark."""
+    real_add(filling, marked & False)
+
+
+def carried_without(bits: MatchedBits, source: Any, rows: int) -> Any:
+    """Rows of runs that become one lose their marks."""
+    yield np.zeros(rows, np.bool_)
+
+
+def loaded_without(matched: Matched, state: Any) -> None:
+    """A snapshot's marks of rows in memory are forgotten."""
+
+
+def opened_without(bits: MatchedBits, versions: Any, rows: Any) -> None:
+    """A snapshot's marks of rows on disk are forgotten."""
+    real_bits_load(bits, dict.fromkeys(versions), rows)
+
+
+def oldest_version(bits: MatchedBits, of_run: Any) -> None:
+    """Bits that have changed since are not written again."""
+    if of_run.version is None:
+        real_write(bits, of_run)
+    of_run.changed = False
+
+
+def every_time(matched: Matched, side: int, source: Any, numbers: Any) -> Any:
+    """A row comes again with its second partner."""
+    return real_mark(matched, side, source, numbers) | True
+
+
+def before_all_is_met(join: Confluence, side: int) -> bool:
+    """Rows come out alone while others still owe them something."""
+    return (
+        join._is_last(side) and bool(join.tables[side].rows or join.debts.runs[side]) and join._settling == [None] * 2
+    )
+
+
+def before_the_end(join: Confluence, side: int) -> bool:
+    """Rows come out alone though more may come."""
+    return join.spec.kind.preserved[side] and join.exhausted(side)
+
+
+def stays_without(join: Confluence, side: int, stayed: Any) -> None:
+    """Rows that stay in memory lose their marks."""
+    real_bring_back(join, side, stayed._replace(marks=None))
+
+
+def never_noted(arrival: TrackedArrival) -> None:
+    """Rows that can match nothing come out again with the rest of their batch."""
+    arrival._nulls = None
+
+
+def one_page_too_far(bits: MatchedBits, name: str, start: int, most: int) -> Any:
+    found, stop = real_unmarked_from(bits, name, start, most)
+    return found, stop + (len(found) == most)
+
+
+real_write, real_bring_back, real_unmarked_from = MatchedBits._write, Confluence._bring_back, MatchedBits.unmarked_from
+
+MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], type[Any]]] = {
+    "a flush loses marks": (Filling, "add", written_without, Confluence),
+    "a merge loses bits": (MatchedBits, "_carried", carried_without, Confluence),
+    "a snapshot loses marks": (Matched, "load", loaded_without, Confluence),
+    "a snapshot loses bits": (MatchedBits, "load", opened_without, Confluence),
+    "bits are written once and never again": (MatchedBits, "_write", oldest_version, Confluence),
+    "the second partner counts as the first": (Matched, "mark", every_time, Confluence),
+    "rows come out before all is met": (Confluence, "_is_settled", before_all_is_met, Confluence),
+    "rows come out before the end": (Confluence, "_is_last", before_the_end, Confluence),
+    "rows that stay lose marks": (Confluence, "_bring_back", stays_without, Keeper),
+    "rows that match nothing come twice": (TrackedArrival, "_note_nulls", never_noted, Confluence),
+    "a row behind a full buffer is passed over": (MatchedBits, "unmarked_from", one_page_too_far, Confluence),
+}
+WRONG = r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"
+
+
+@pytest.mark.usefixtures("_few_bits")
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken, join = MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=WRONG):
+        run_many(join)
+
+
+def run_many(join: type[Any]) -> None:
+    for seed in range(400):
+        run_case(join, make_restored(seed, join), **TIGHT)
+
+
+def make_restored(seed: int, join: type[Any]) -> Case:
+    """A case without a band, every other of which is restored from a snapshot now and then."""
+    plain = type(join.__name__, (join,), {"joins_ranges": False})
+    if seed % 2:
+        return make_kind_case(seed, plain)
+    cases = (make_kind_case(each, plain) for each in count(1_000 * seed))
+    return next(case for case in cases if case.restores)
+
+
+def nulls_left_out(splitter: Splitter, *args: Any) -> None:
+    real_splitter(splitter, *args)
+    splitter._leaves_out = True
+
+
+real_splitter = Splitter.__init__
+
+
+def test_rows_that_match_nothing_lost_between_shards_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Splitter, "__init__", nulls_left_out)
+    with pytest.raises(ConformanceError, match=WRONG):
+        conform(Sharded, cases=60, seed=0, make=make_kind_case, shards=3)
+
+
+def test_marks_lost_between_shards_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmarked_at_first(table: Memtable, *args: Any, **options: Any) -> Any:
+        """Rows that come take the marks of others with them."""
+        if table._marks is not None:
+            table._marks.array[: table.rows] = 0
+        return real_append(table, *args, **options)
+
+    monkeypatch.setattr(Memtable, "append", unmarked_at_first)
+    with pytest.raises(ConformanceError, match=WRONG):
+        conform(Sharded, cases=60, seed=0, make=make_kind_case, shards=2)
