@@ -242,7 +242,11 @@ def _columns_of(spec: JoinSpec, plans: Sequence[RowPlan]) -> list[list[tuple[int
     if spec.output is Output.PAIRS:
         return [[(side, plan.outputs[0])] for side, plan in enumerate(plans) if plan.outputs]
     return [
-        [(side, plans[side].sources.index(place)) for side, place in enumerate(column) if place is not None]
+        [
+            (side, plans[side].outputs[spec.kept[side].index(place)])
+            for side, place in enumerate(column)
+            if place is not None
+        ]
         for column in spec.columns
     ]
 
