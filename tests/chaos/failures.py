@@ -81,6 +81,9 @@ class Trial:
     def _compare(self, found: Counter[tuple[object, ...]], expected: Counter[tuple[object, ...]]) -> None:
         wrong = difference(found, found & expected if self._may_owe else expected)
         assert not wrong, f"the sink is not what it should be: {wrong}"
+        if self._may_owe and self.job.verb.due is not None:
+            overdue = self.job.verb.due(expected) - found
+            assert not overdue, f"{overdue.total()} results are overdue, such as {next(iter(overdue))}"
         assert max(expected.values()) > 1, "no pair comes twice, so nothing was compared by multiset"
         self.pairs = found.total()
 

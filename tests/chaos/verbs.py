@@ -14,7 +14,8 @@ from pyspark.sql import functions as fn
 
 from spark.whims import Whims
 from watersmeet import Relation
-from watersmeet.spark import join, lookup_join, multijoin, parallel_join, window_join
+from watersmeet.spark import asof_join, join, lookup_join, multijoin, parallel_join, window_join
+from watersmeet.spark.plan import asof_join as asof_plan
 from watersmeet.spark.plan import join as join_plan
 from watersmeet.spark.plan import lookup_join as lookup_plan
 from watersmeet.spark.plan import multijoin as multi_plan
@@ -33,6 +34,8 @@ _FUEL = 500
 """So little that pairs of spilled rows are left over from batch to batch."""
 _COLUMNS = ("number", "word", "at")
 _PAIRS = ("id", *_COLUMNS, "number_right", "word_right", "at_right")
+_ANSWERS = ("id", *_COLUMNS, "at_right")
+"""Of right rows of one time the values and the batches decide: only their time is compared."""
 _TRIPLES = (*_PAIRS, "ref", "number_third", "word_third", "at_third")
 
 
@@ -61,6 +64,8 @@ class Verb:
     """Whether a worker process keeps what it has read of the state."""
     keys: int = KEYS
     """How many there are; fewer make more results."""
+    due: Callable[[Counter[Row]], Counter[Row]] | None = None
+    """Where results may be owed for good: those of all results that must have come by now."""
 
 
 def _join(streams: list[Any], place: Path, groups: int) -> Any:
@@ -76,6 +81,11 @@ def _progressive(streams: list[Any], place: Path, groups: int) -> Any:
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
     given = {"memory": "160 KiB", "state": place / "state", "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
+
+
+def _asof_join(streams: list[Any], place: Path, groups: int) -> Any:
+    given = {"memory": "256 KiB", "state": place / "state", "partitions": groups}
+    return asof_join(*streams, on="id", time="at", lateness=200, tolerance=WINDOW, **given)
 
 
 def _multijoin(streams: list[Any], place: Path, groups: int) -> Any:
@@ -146,6 +156,25 @@ def _close_pairs(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
     return _pairs(left, right, WINDOW)
 
 
+def _answers(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
+    """Every left row with the last time of its key's right rows up to its own."""
+    times = defaultdict(list)
+    for key, *rest in right:
+        times[key].append(rest[-1])
+    found: Counter[Row] = Counter()
+    for key, *mine in left:
+        near = [time for time in times[key] if mine[-1] - WINDOW <= time <= mine[-1]] if key is not None else []
+        if near:
+            found[(key, *mine, max(near))] += 1
+    return found
+
+
+def _passed(answers: Counter[Row]) -> Counter[Row]:
+    """Those of rows that the right input has passed, in every group, by the lateness and some files more."""
+    newest = max(row[3] for row in answers)
+    return Counter({row: count for row, count in answers.items() if row[3] < newest - 500})
+
+
 def _triples(left: Iterable[Row], right: Iterable[Row], third: Iterable[Row]) -> Counter[Row]:
     """Every pair of the first two, with each row of the third that has the second one's time."""
     thirds = defaultdict(list)
@@ -166,6 +195,13 @@ def _own_close_pairs(left: Any, right: Any) -> Any:
     return _own_pairs(left, right).where(f"abs(at - at_right) <= {WINDOW}")
 
 
+def _own_answers(left: Any, right: Any) -> Any:
+    times = right.select("id", fn.col("at").alias("at_right")).distinct()
+    numbered = left.withColumn("row", fn.monotonically_increasing_id())
+    near = numbered.join(times, "id").where(f"at_right <= at and at - at_right <= {WINDOW}")
+    return near.groupBy("row", "id", *_COLUMNS).agg(fn.max("at_right").alias("at_right"))
+
+
 def _own_triples(left: Any, right: Any, third: Any) -> Any:
     return _own_pairs(left, right).join(_renamed(third, "third"), fn.expr("at_right = at_third"))
 
@@ -183,6 +219,10 @@ VERBS = {
     "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, True, True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
+    "asof_join": Verb(
+        asof_plan, "AsofTask", _BOTH, _ANSWERS, _asof_join, _answers, _own_answers, owes=True, keys=KEYS // 10,
+        due=_passed,
+    ),
     "multijoin": Verb(
         multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
         owes=True, keys=10 * KEYS,

@@ -272,7 +272,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
         """Of each left row in memory, whether it was handed out, or has no partner and need not be."""
         self._waiting = 0
         """How many left rows in memory were not."""
-        self._lowest = HIGHEST
+        self.lowest = HIGHEST
         """No left row that waits has a floor below this."""
         self._fresh_low = HIGHEST
         """Nor has one that came since the last settlement a floor below this."""
@@ -374,7 +374,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
         if side == _LEFT and len(keys):
             self._note_waiting(self.tables[_LEFT].rows, len(keys))
             low = int(keys.min())
-            self._lowest, self._fresh_low = min(self._lowest, low), min(self._fresh_low, low)
+            self.lowest, self._fresh_low = min(self.lowest, low), min(self._fresh_low, low)
         self.has_reached(side, newest)
         self._dirty = True
 
@@ -421,7 +421,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
 
     def _can_settle(self) -> bool:
         """Whether there are left rows that the right input may have passed since the last settlement."""
-        return self._dirty and self.waiting_rows > 0 and self._lowest <= self._eligible_upto(self.right_mark[0])
+        return self._dirty and self.waiting_rows > 0 and self.lowest <= self._eligible_upto(self.right_mark[0])
 
     def _asked_from(self) -> list[int]:
         """Times before which nobody asks as of: left rows that come are not before the horizon; those that wait were
@@ -574,7 +574,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
         self._fresh_low = HIGHEST
         self._dirty = False
         self._compact_left()
-        self._lowest = self._lowest_floor()
+        self.lowest = self._lowest_floor()
         let_go([run for each in self.right_runs for run in each.timed.both])
         if self.exhausted(_LEFT) and not self.waiting_rows:
             self._forget_right()
@@ -852,7 +852,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
             assert self._waiting == int(np.count_nonzero(self._answered[:rows] == 0))
             self.order.check()
             assert self._catalogue_runs == len(self.left_runs) + len(self.right_runs)
-            assert self._lowest <= self._lowest_floor()
+            assert self.lowest <= self._lowest_floor()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -872,7 +872,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
             "left_runs": [[each.run.name, each.level, each.place] for each in self.left_runs],
             "right_runs": [[each.timed.name, each.level, each.latest] for each in self.right_runs],
             "answered": base64.b64encode(np.packbits(answered).tobytes()).decode(),
-            "known": [self._lowest, self._fresh_low, self._settled, self._dirty],
+            "known": [self.lowest, self._fresh_low, self._settled, self._dirty],
             "full": self.full,
             "written": self._written,
         }
@@ -887,7 +887,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
             RightRun(TimedRun.open(self._open_run, name, right), level, latest)
             for name, level, latest in state["right_runs"]
         ]
-        self._lowest, self._fresh_low, self._settled, self._dirty = state["known"]
+        self.lowest, self._fresh_low, self._settled, self._dirty = state["known"]
         self.full, self._written = state["full"], state["written"]
         self._count_runs()
 

@@ -13,7 +13,8 @@ right ─┘                                   │ state of batch N-1 in, state 
     joined = wms.join(orders, shipments, on="order_id", memory="512 MiB", state="state/orders")
     joined.writeStream.format("parquet").option("checkpointLocation", "checkpoints/orders").start("out/orders")
 
-`window_join` keeps only what rows to come may meet, and `parallel_join` moves its work between tasks while it runs.
+`window_join` keeps only what rows to come may meet, `asof_join` the last row of each key and those since, and
+`parallel_join` moves its work between tasks while it runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from watersmeet.spark.io.source import register as register
     from watersmeet.spark.io.watch import Watch as Watch
+    from watersmeet.spark.plan.asof_join import asof_join as asof_join
     from watersmeet.spark.plan.control_rows import with_events as with_events
     from watersmeet.spark.plan.control_rows import with_punctuations as with_punctuations
     from watersmeet.spark.plan.join import join as join
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Spark starts many small Python processes, and each imports no more than it needs.
 _HOMES = {
     "Watch": "watersmeet.spark.io.watch",
+    "asof_join": "watersmeet.spark.plan.asof_join",
     "figures": "watersmeet.spark.task.figures",
     "join": "watersmeet.spark.plan.join",
     "lookup_join": "watersmeet.spark.plan.lookup_join",
@@ -49,6 +52,7 @@ _HOMES = {
 
 __all__ = [
     "Watch",
+    "asof_join",
     "figures",
     "join",
     "lookup_join",

@@ -15,6 +15,7 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.records.times import Timing
 from watersmeet.spill.store import Store
 
 
@@ -70,6 +71,19 @@ class WindowFactory:
     def output(self) -> pa.Schema:
         """The schema of the results."""
         return self.spec.schema
+
+    @property
+    def late(self) -> str:
+        """What becomes of late rows."""
+        return self.spec.window.late
+
+    def lateness(self, number: int) -> object:
+        """By how much rows of an input may come late."""
+        return self.spec.window.lateness
+
+    def timing(self) -> Timing:
+        """What tells times and late rows."""
+        return Timing(self.spec)
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""

@@ -69,7 +69,7 @@ class TimedArrivals(Arrivals):
         for number, pieces in enumerate(self._streams()):
             rest: list[tuple[Int64, pa.RecordBatch]] = []
             for times, rows in pieces:
-                late = int(np.searchsorted(times, self._timing.late_before(newest[number])))
+                late = int(np.searchsorted(times, self._late_before(number, newest[number])))
                 if late:
                     self.late[number] += late
                     yield number, rows.slice(0, late)
@@ -79,6 +79,10 @@ class TimedArrivals(Arrivals):
             streams.append(_numbered(chain(rest, pieces), number))
         for _, number, rows in merge_sorted(*streams, key=lambda each: each[:2]):
             yield number, rows
+
+    def _late_before(self, number: int, newest: int) -> int:
+        """Rows before this time are late, if their input has told `newest` as its newest time."""
+        return self._timing.late_before(newest)
 
     def _streams(self) -> list[Iterator[tuple[Int64, pa.RecordBatch]]]:
         """Of each input, pieces in the order of their times."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import Arrive, Event, Snapshot, Stall
 from watersmeet.joins.window.windowed import WindowJoin
-from watersmeet.records.times import NEVER, Timing
+from watersmeet.records.times import NEVER
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.publication import described, publish
@@ -47,6 +47,8 @@ class WindowCounts:
 class WindowGroup:
     """A group's window join, at one batch."""
 
+    kind: ClassVar[type[Any]] = WindowJoin
+
     def __init__(
         self, factory: WindowFactory, shares: Shares, group: GroupState, kept: KeptOperators, newest: Sequence[int]
     ) -> None:
@@ -56,7 +58,7 @@ class WindowGroup:
         self._group = group
         self._kept = kept
         self._newest = newest
-        self._timing = Timing(factory.spec)
+        self._timing = factory.timing()
         self._before = group.latest()
         self._shares = _enough(shares, self._before)
         self._after: tuple[dict[str, Any], VersionedStore] | None = None
@@ -137,15 +139,15 @@ class WindowGroup:
         """The group's operator as of the batch before."""
         shares = self._shares
         operator, store = self._kept.open(self._group, self._factory, shares.operator, shares.kept, self._before)
-        assert isinstance(operator, WindowJoin)
+        assert isinstance(operator, self.kind)
         return operator, store
 
     def _judged(self, arrivals: TimedArrivals) -> Iterator[Event]:
         """The batch's events; ends with an error at a late row if there must be none."""
-        spec = self._factory.spec
+        factory = self._factory
         for number, rows in arrivals.after(self._newest):
-            if spec.window.late == "error" and arrivals.late[number]:
-                raise late_row(self._group.batch.number, spec.names[number], spec.window.lateness)
+            if factory.late == "error" and arrivals.late[number]:
+                raise late_row(self._group.batch.number, factory.spec.names[number], factory.lateness(number))
             yield Arrive(number, rows)
         yield Stall()
 

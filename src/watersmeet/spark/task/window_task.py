@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from watersmeet.core.protocol import Arrive, End, Event
-from watersmeet.records.times import NEVER, Timing
+from watersmeet.records.times import NEVER
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
-from watersmeet.spark.state.directory import Owner, StateDirectory
+from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import operator_cache as kept_operators
@@ -68,7 +68,7 @@ class WindowTask:
             newest = marks.before()
             # Elsewhere, two attempts at once may both publish, and this one may not be the last.
             kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
-            group = WindowGroup(self.factory, Shares.of(self.memory), directory.group(number), kept, newest)
+            group = self._group(Shares.of(self.memory), directory.group(number), kept, newest)
             if not any(arrivals.rows) and not group.has_expired:
                 return
             if any(own > known for own, known in zip(arrivals.newest, newest, strict=True)):
@@ -79,10 +79,15 @@ class WindowTask:
             group.publish()
         yield figures_row(self.factory.output, self._figures(arrivals.rows, group.counts, began, delays).as_list())
 
+    def _group(
+        self, shares: Shares, group: GroupState, kept: kept_operators.KeptOperators, newest: Sequence[int]
+    ) -> WindowGroup:
+        """A group at one batch."""
+        return WindowGroup(self.factory, shares, group, kept, newest)
+
     def _arrivals(self) -> TimedArrivals:
         limit = Shares.of(self.memory).arrivals
-        timing = Timing(self.factory.spec)
-        return TimedArrivals(self.factory.inputs, timing, limit, lambda: FileStore(scratch_directory()))
+        return TimedArrivals(self.factory.inputs, self.factory.timing(), limit, lambda: FileStore(scratch_directory()))
 
     def _take(self, batches: Iterator[pa.RecordBatch], arrivals: TimedArrivals) -> int | None:
         """Collect the rows, and tell the group; None if not a single row has come."""

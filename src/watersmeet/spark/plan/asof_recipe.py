@@ -1,0 +1,64 @@
+"""The as-of join of two inputs as something that Spark's tasks can make operators from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet import planner
+from watersmeet.core.asof import AsofSpec
+from watersmeet.core.protocol import Snapshot
+from watersmeet.joins.asof import AsofJoin
+from watersmeet.records.asof_times import AsofTiming
+from watersmeet.spill.store import Store
+
+
+@dataclass(frozen=True)
+class AsofFactory:
+    """An as-of join."""
+
+    spec: AsofSpec
+    options: tuple[tuple[str, Any], ...] = ()
+    """The operator's own, by name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the join."""
+        return f"{self.spec.fingerprint}-{AsofJoin.name}"
+
+    @property
+    def inputs(self) -> tuple[pa.Schema, pa.Schema]:
+        """The schema of each input."""
+        return self.spec.left, self.spec.right
+
+    @property
+    def output(self) -> pa.Schema:
+        """The schema of the results."""
+        return self.spec.schema
+
+    @property
+    def late(self) -> str:
+        """What becomes of late rows."""
+        return self.spec.times.late
+
+    def lateness(self, number: int) -> object:
+        """By how much rows of an input may come late."""
+        return self.spec.times.lateness[number]
+
+    def timing(self) -> AsofTiming:
+        """What tells times and late rows."""
+        return AsofTiming(self.spec)
+
+    def least_memory(self) -> int:
+        """The smallest budget the operator can work in."""
+        return AsofJoin.least_memory(self.spec)
+
+    def build(self, memory: int, store: Store) -> AsofJoin:
+        """An operator that has seen nothing."""
+        return planner.build_asof(self.spec, memory, store, **dict(self.options))
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> AsofJoin:
+        """An operator that goes on where the snapshot was taken."""
+        return AsofJoin.restore(self.spec, snapshot, memory, store, **dict(self.options))
