@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import figures
+from benchmarks.asof import asof
 from benchmarks.bounded import bounded
 from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
@@ -48,6 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "range": range_join,
     "start": start,
     "window": window,
+    "asof": asof,
     "spark-equi": spark_equi,
     "spark-drain": spark_drain,
     "spark-trigger": spark_trigger,
