@@ -2,7 +2,8 @@
 
 The fewer partial combinations a look-up leaves, the less work the following ones have: so of the inputs that are joined
 with those looked up already, the one whose rows match least comes next [1]_. How often rows match is counted while
-the join runs, by edge and direction; or, for another measure, by edge alone [2]_.
+the join runs, by edge and direction; or, for another measure, by edge alone [2]_. What was long ago counts less and
+less: inputs change, and endless ones do so without end.
 
 .. [1] S. Viglas, J. Naughton, J. Burger: Maximizing the Output Rate of Multi-Way Join Queries over Streaming
    Information Sources, VLDB 2003, section 2.2.
@@ -18,6 +19,9 @@ from typing import Any
 
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.report import Probing
+
+_REMEMBERED = 1 << 16
+"""Look-ups at one end of an edge: whenever they become twice as many, all that was counted counts half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class ProbingOrder:
         """So many rows were looked up at one end of an edge, and so many matches found there."""
         self._looked_up[edge][side] += int(looked_up)
         self._found[edge][side] += int(found)
+        while self._looked_up[edge][side] >= 2 * _REMEMBERED:
+            self._looked_up[edge][side] //= 2
+            self._found[edge][side] //= 2
 
     def matches(self, edge: int, side: int) -> float:
         """How many rows at one end of an edge a row of the other end matches, as far as is known."""
@@ -106,7 +113,8 @@ class ProbingOrder:
 
 
 class SteadyOrder(ProbingOrder):
-    """Thinks again only when a good part more has been looked up than when it last did, for all inputs alike.
+    """Thinks again only when a good part more has been looked up than when it last did, for all inputs alike; or when
+    as much as is remembered has.
 
     >>> import pyarrow as pa
     >>> schema = pa.schema({"a": pa.int64()})
@@ -131,7 +139,7 @@ class SteadyOrder(ProbingOrder):
         self._seen += looked_up
         if self._seen >= self._due:
             self._known = {}
-            self._due = self._seen + self._seen // 4
+            self._due = self._seen + min(self._seen // 4, _REMEMBERED)
 
     def of(self, driver: int) -> list[Step]:
         """The look-ups for rows of one input, in their order."""

@@ -132,6 +132,36 @@ def test_a_merge_lets_arrivals_pass_and_goes_on(kind: type[MergingJoin]) -> None
     assert run.pairs == run.expected
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_rpj_takes_a_better_visit_before_a_merge_that_was_set_aside(better: bool) -> None:
+    run = driver(RPJ)
+    run.fill(3_000)
+    join = run.join
+    join.expected.md[:] = 0.0  # so that merging comes first
+    join.receive(Stall())
+    while not join.cost.pages_read:
+        assert run.poll(1) is Status.HAS_WORK
+    merging = join._task.merge.part
+    run.arrive(LEFT, 200)
+    run.work_off(1)
+    assert join._suspended is not None and join._suspended.merge.part == merging
+    others = [part for part in range(join.sizing.layout.partitions) if part != merging]
+    assert len(others) > 0
+    visiting = next(part for part in others if join._visits.has_news(LEFT, part))
+    join.expected.md[LEFT, visiting] = join.expected.dd.max() * (1e6 if better else 1e-6)
+    join.expected.md[LEFT, merging] = 1e12  # what is being merged is not visited meanwhile
+    join.receive(Stall())
+    run.poll(1)
+    if better:
+        assert isinstance(join._task, Visit) and join._task.part == visiting
+        assert join._suspended is not None, "the merge waits"
+        assert join.snapshot().state["suspended"]["part"] == merging
+    else:
+        assert join._suspended is None and join._task.merge.part == merging
+    run.end()
+    assert run.pairs == run.expected
+
+
 @pytest.mark.parametrize("kind", [HMJ, RPJ])
 def test_without_promptness_arrivals_wait_for_the_end_of_the_task(kind: type[MergingJoin]) -> None:
     run = driver(kind, prompt=False, **({"reactive": "dd"} if kind is RPJ else {}))

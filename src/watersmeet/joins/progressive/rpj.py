@@ -41,8 +41,9 @@ class RPJ(MergingJoin):
     Different from the paper:
 
     - New arrivals wait for one row's matches at most. A visit ends there, and the next one goes on in the same place; a
-      merge is set aside and goes on in the next silence, before any other task. `patience=1000` lets as many rows wait
-      first. In the paper an arrival waits for the whole task: `prompt=False` does that.
+      merge is set aside and goes on in the next silence, unless a visit of another partition is better then.
+      `patience=1000` lets as many rows wait first. In the paper an arrival waits for the whole task: `prompt=False`
+      does that.
     - Of a partition that is flushed in part, the oldest rows go, in blocks of the table: a few more than asked for.
     - Runs are sorted by the hash of the key, not by the key, and a time unit of the statistics is a number of arrivals.
     - A merging operation is a task of its own: after each one the best task is chosen anew.
@@ -135,24 +136,28 @@ class RPJ(MergingJoin):
         return self._suspended is not None or self._choose() is not None
 
     def _choose(self) -> ReactiveTask | None:
-        """The best task that there is memory to remember."""
+        """The best task that there is memory to remember; None if there is none, or none better than the merge that was
+        set aside: visits of other partitions may go first, and no other merge may.
+        """
+        aside = None if self._suspended is None else self._suspended.merge.part
         partitions = range(self.sizing.layout.partitions)
         runs = np.array([[disk.run_count(part) for part in partitions] for disk in self.disks])
         pages = np.array([[disk.pages(part) for part in partitions] for disk in self.disks])
         for task in self._best_rate.choose(self.expected, runs, pages, self.fan_in):
-            if task.kind == "md":
+            if aside is not None and task.part == aside:
+                if task.kind == "dd":
+                    return None
+            elif task.kind == "md":
                 if self._visits.has_news(task.side, task.part) and self._visits.may_begin(task.side, task.part):
                     return task
-            elif self.unmerged(task.part) and self.may_merge():
+            elif aside is None and self.unmerged(task.part) and self.may_merge():
                 return task
         return None
 
     def _reactive_task(self) -> Task | None:
-        if self._suspended is not None:
-            return self.take_suspended()
         task = self._choose()
         if task is None:
-            return None
+            return self.take_suspended()
         return self._visits.begin(task.side, task.part) if task.kind == "md" else self.begin_merge(task.part)
 
     def _give_way(self, task: Task) -> int:
