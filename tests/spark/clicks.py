@@ -50,8 +50,8 @@ def with_key(table: pa.RecordBatch, key: int, rows: int) -> pa.RecordBatch:
     return table.slice(0, rows).set_column(field, table.schema.field(field), keys)
 
 
-def expected_rows(batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
-    window = parse_windows(WINDOW["window"], WINDOW["time"], None, WINDOW["lateness"], WINDOW["late"])
+def expected_rows(batches: list[list[pa.RecordBatch]], late: str = "keep") -> Counter[Any]:
+    window = parse_windows(WINDOW["window"], WINDOW["time"], None, WINDOW["lateness"], late)
     spec = WindowJoinSpec(SCHEMAS[0], SCHEMAS[1], parse_on("ad"), window=window)
     return expected_pairs(spec, batches)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as fn
 
-from spark.clicks import WINDOW, Clicks, expected_rows, tables_of, with_key
+from spark.clicks import START, WINDOW, Clicks, expected_rows, tables_of, with_key
 from spark.frames import rows_in
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import band
 from watersmeet.core.windows import rows
-from watersmeet.spark import window_join
+from watersmeet.spark import figures, window_join
 
 
 def test_batches_out_of_order_with_late_rows_and_a_restart(spark: Any, tmp_path: Path) -> None:
@@ -97,3 +98,95 @@ def test_without_an_equality_all_rows_are_one_group(spark: Any, tmp_path: Path, 
     assert found == rows_in(expected.toArrow()) and found.total() > 1_000
     with pytest.raises(SpecError, match="without an equality it is not known which rows can meet"):
         window_join(*frames, condition, time="lt = rt", window=5, partitions=2)
+
+
+def far_ahead(table: pa.RecordBatch, seconds: int) -> pa.RecordBatch:
+    """A few rows that meet nothing, and are ahead of all others."""
+    some = with_key(table, 1, 3)
+    column = next(i for i, field in enumerate(some.schema) if pa.types.is_timestamp(field.type))
+    times = pa.array([START + timedelta(seconds=seconds)] * 3, some.schema.field(column).type)
+    return some.set_column(column, some.schema.field(column), times)
+
+
+def test_final_results_come_batch_by_batch_in_the_order_of_time(spark: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(12)
+    clicks = Clicks(spark, tmp_path, window_join, partitions=3, late="drop", emit="final")
+    for number in range(4):
+        clicks.add(tables_of(rng, number))
+    clicks.run()
+    clicks.add(tables_of(rng, 4))
+    for ahead in (50_000, 90_000):  # of a single group; the others have results that wait, and no rows
+        clicks.add([far_ahead(table, ahead) for table in tables_of(rng, 0)])
+    told = clicks.run()
+    found = clicks.found()
+    assert found == expected_rows(clicks.batches[:-2], late="drop") and found.total() > 2_000
+    before = START - timedelta(days=1)
+    for number in sorted(clicks.seen):
+        results = clicks.seen[number]
+        later = [max(pair) for pair in zip(results["ts"].to_pylist(), results["at"].to_pylist(), strict=True)]
+        assert not later or min(later) >= before
+        before = max([before, *later])
+    assert clicks.seen[0].num_rows == 0 and clicks.seen[1].num_rows > 0
+    assert told[-1]["state_bytes"] >= 0
+
+
+class Silent:
+    """Two streams with signs of life, of which one falls silent; a batch of each file."""
+
+    def __init__(self, spark: Any, place: Path, **options: Any) -> None:
+        self.spark, self.place, self.options = spark, place, options
+        self.files = 0
+        self.seen: list[Any] = []
+        for side in "lr":
+            (place / side).mkdir()
+
+    def batch(self, left: list[Any], right: list[Any]) -> dict[str, Any]:
+        """Rows (key, time) or signs of life (time); the rows that come of them, and what the batch did."""
+        for side, rows_of_side in zip("lr", (left, right), strict=True):
+            columns = [row if isinstance(row, tuple) else (None, row, "tick") for row in rows_of_side]
+            filled = [(*row, None)[:3] for row in columns]
+            table = pa.table(
+                {
+                    "k": pa.array([row[0] for row in filled], pa.int64()),
+                    f"{side}t": pa.array([row[1] for row in filled], pa.int64()),
+                    "watersmeet_event": pa.array([row[2] for row in filled], pa.string()),
+                }
+            )
+            pq.write_table(table, self.place / side / f"{self.files:03d}.parquet")
+        self.files += 1
+        frames = [
+            self.spark.readStream.schema(f"k long, {side}t long, watersmeet_event string")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(self.place / side))
+            for side in "lr"
+        ]
+        joined = window_join(*frames, "k", time="lt = rt", state=self.place / "state", partitions=2, **self.options)
+        self.seen = []
+        writer = joined.writeStream.foreachBatch(lambda frame, _: self.seen.extend(frame.collect()))
+        query = writer.trigger(availableNow=True).option("checkpointLocation", str(self.place / "checkpoint")).start()
+        query.awaitTermination()
+        return figures(query.lastProgress)["state"]  # type: ignore[no-any-return]
+
+
+def test_a_silent_input_is_overtaken_by_the_time_of_batches_and_ticks_tell_the_time(spark: Any, tmp_path: Path) -> None:
+    streams = Silent(spark, tmp_path, window=10, memory="1 MiB", idle=0.001, late="drop")
+    streams.batch([(1, 100)], [(1, 100)])
+    assert [(row.lt, row.rt) for row in streams.seen] == [(100, 100)]
+    streams.batch([(1, 5_000)], [])
+    # More than a millisecond later the right input has been overtaken: it counts as having reached 5,000.
+    told = streams.batch([(1, 5_001)], [(1, 4_995), (1, 5_000)])
+    assert told["right_late"] == 1
+    assert sorted((row.lt, row.rt) for row in streams.seen) == [(5_000, 5_000), (5_001, 5_000)]
+
+
+def test_a_tick_tells_how_far_an_input_has_come(spark: Any, tmp_path: Path) -> None:
+    streams = Silent(spark, tmp_path, window=10, memory="1 MiB", emit="final")
+    streams.batch([(1, 100), (2, 90)], [(1, 101)])
+    assert streams.seen == []
+    streams.batch([None], [None])  # signs of life that tell no time
+    assert streams.seen == []
+    streams.batch([500], [400])
+    streams.batch([None], [])
+    assert [(row.k, row.lt, row.rt) for row in streams.seen] == [(1, 100, 101)]
+    told = streams.batch([(2, 399)], [(2, 400)])  # the left one said 500: its row is late
+    assert (told["left_late"], told["right_late"]) == (1, 0)

@@ -100,8 +100,8 @@ def spark_cases(name: str, count: int) -> Iterator[WindowCase]:
         assert isinstance(case.spec, WindowJoinSpec)
         if not case.spec.counted and is_sparks(case.spec):
             count -= 1
-            # Silences are a matter of Spark's batches.
-            yield replace(case, spec=replace(case.spec, window=replace(case.spec.window, idle=None)))
+            # Silences, and when results are final, are a matter of Spark's batches.
+            yield replace(case, spec=replace(case.spec, window=replace(case.spec.window, idle=None, emit="early")))
         seed += 1
 
 

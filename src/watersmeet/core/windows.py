@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from functools import cached_property
 from typing import ClassVar, TypeAlias, overload
@@ -453,5 +453,8 @@ class WindowJoinSpec(JoinSpec):
     @cached_property
     def fingerprint(self) -> str:
         """Stable across processes; equal for equal joins."""
-        text = f"{super().fingerprint} {self.window!r}"
+        told = [f"{each.name}={getattr(self.window, each.name)!r}" for each in fields(self.window)]
+        # What was added later and is not asked for leaves a join the one that it was.
+        unasked = {f"{name}={getattr(WindowSpec((0, 0)), name)!r}" for name in ("idle", "emit")}
+        text = f"{super().fingerprint} WindowSpec({', '.join(each for each in told if each not in unasked)})"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@ Our own join. See `WindowConfluence`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -194,6 +194,8 @@ class WindowConfluence(Confluence, WindowJoin):
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
         super().__init__(spec, memory, store, **options)
+        self._passed: list[int] | None = None
+        """Where rows come in batches: how far the inputs had come before this one."""
         self.held: HeldResults | None = None
         """Results that wait until their time has passed; None: they go out as they are found."""
         if spec.window.emit == "final" and spec.output is Output.ROWS:
@@ -282,9 +284,24 @@ class WindowConfluence(Confluence, WindowJoin):
         A row that is still to come is not older than its input's mark, unless it is dropped; and a pair is as late as
         the later of its rows. So is a pair that a row which owes has yet to find.
         """
-        marks = [self.timing.late_before(self.newest[side]) for side in (0, 1) if not self.exhausted(side)]
+        newest = self.newest if self._passed is None else self._passed
+        marks = [self.timing.late_before(newest[side]) for side in (0, 1) if not self.exhausted(side)]
         owing = [self.debts.span_of_owing(side).earliest for side in (0, 1) if self.debts.owes(side)]
         return min([*marks, *owing], default=ALWAYS)
+
+    @property
+    def due(self) -> int | None:
+        """When all inputs have passed this time, results come that wait for it; None if there are none."""
+        return self.held.first if self.held is not None and self.held.rows else None
+
+    def advance(self, newest: Sequence[int]) -> None:
+        """Learn, between two batches, how far the inputs have come in all operators: so far results are final.
+
+        What the rows of a batch tell counts from the next one on, so that results of a batch are later than those of
+        all batches before it, whatever operator they come from.
+        """
+        super().advance(newest)
+        self._passed = list(self.newest)
 
     def _can_emit(self) -> bool:
         """Whether the time of some results has passed, and nothing is at hand that might lead to earlier ones."""

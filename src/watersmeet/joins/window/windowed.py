@@ -328,6 +328,11 @@ class WindowJoin(ProgressiveJoin):
         self.newest = [max(pair) for pair in zip(self.newest, newest, strict=True)]
         self.expire()
 
+    @property
+    def due(self) -> int | None:
+        """When all inputs have passed this time, results come that wait for it; None if there are none."""
+        return None
+
     def put_away(self) -> None:
         """Between two batches, with no work left: rows may go to where a snapshot need not write them again."""
 

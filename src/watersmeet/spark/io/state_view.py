@@ -116,7 +116,7 @@ class StateView:
         marks = self.path / "marks"
         with suppress(SnapshotError):  # it was swept away
             newest = newest_after(batch, marks, list(_entries(marks)), lineage)
-            return None if newest is None else times_for_people(newest, self.owner.get("tick"))
+            return None if newest is None else times_for_people(newest[:2], self.owner.get("tick"))
         return None
 
     def _with_times(self, progress: Progress, batch: int, lineage: Lineage) -> Progress:

@@ -47,6 +47,15 @@ class AsofFactory:
         """By how much rows of an input may come late."""
         return self.spec.times.lateness[number]
 
+    @property
+    def idle(self) -> None:
+        """A silent input is waited for."""
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether groups without rows of their own have something to say in every batch."""
+        return False
+
     def timing(self) -> AsofTiming:
         """What tells times and late rows."""
         return AsofTiming(self.spec)

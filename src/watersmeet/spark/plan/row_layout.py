@@ -7,8 +7,9 @@ Columns of different inputs that have the same type take turns in one slot:
                                            1  │ right id    │ null          │ right day
 
 The tag says whose row it is and to which group of keys it belongs: the group times the number of kinds of rows, plus
-the kind. There is a kind for each input (for each role that its rows can have, if there are several) and, where groups
-without rows of their own are to be woken, one for rows that do nothing else.
+the kind. There is a kind for each input (for each role that its rows can have, if there are several); where groups
+without rows of their own are to be woken, one for rows that do nothing else; and where inputs may give signs of life,
+one for those of each input.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class RowLayout:
     """Whether there are rows that only wake their group."""
     roles: int = 1
     """What rows of one input can be, in different groups."""
+    ticks: bool = False
+    """Whether there are rows that only say that their input is there, and perhaps how far it has come."""
 
     @classmethod
-    def of(cls, *inputs: Sequence[T], wakes: bool = False, roles: int = 1) -> RowLayout:
+    def of(cls, *inputs: Sequence[T], wakes: bool = False, roles: int = 1, ticks: bool = False) -> RowLayout:
         """A layout for inputs with columns of these types."""
         types: list[T] = []
         places = []
@@ -60,11 +63,16 @@ class RowLayout:
                     free.remove(shared)
                 taken.append(shared)
             places.append(tuple(taken))
-        return cls(tuple(places), len(types), wakes, roles)
+        return cls(tuple(places), len(types), wakes, roles, ticks)
 
     @property
     def kinds(self) -> int:
         """How many kinds of rows there are."""
+        return self.first_tick + len(self.slots) * self.ticks
+
+    @property
+    def first_tick(self) -> int:
+        """The kind of the first input's signs of life."""
         return len(self.slots) * self.roles + self.wakes
 
     def column_in(self, number: int, slot: int) -> int | None:
@@ -89,6 +97,16 @@ class RowLayout:
             own = batch if counts[number] == len(kinds) else batch.filter(pa.array(kinds == number))
             pieces.append((number, self.rows_of(own, number, schemas)))
         return found, pieces
+
+    def ticks_of(self, batch: pa.RecordBatch, schemas: Sequence[pa.Schema]) -> list[tuple[int, pa.RecordBatch]]:
+        """The signs of life in a batch, those of each input together."""
+        if not self.ticks:
+            return []
+        kinds = batch.column(0).to_numpy() % self.kinds
+        signs = [(number, kinds == self.first_tick + number) for number in range(len(self.slots))]
+        return [
+            (number, self.rows_of(batch.filter(pa.array(own)), number, schemas)) for number, own in signs if own.any()
+        ]
 
     def rows_of(self, batch: pa.RecordBatch, number: int, schemas: Sequence[pa.Schema]) -> pa.RecordBatch:
         """A batch as it comes from the shuffle, all of one input, as rows of that input."""

@@ -11,6 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as fn
 from pyspark.sql import types as st
 
+from watersmeet.spark.io.source import TICK
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, sign_code
 from watersmeet.spark.plan.grouping import group_of, grouping_key, hashed_to
 from watersmeet.spark.plan.row_layout import TAG, RowLayout
@@ -23,6 +24,7 @@ _KIND = "kind"
 _PLACE = "place"
 _SIGN = "sign"
 _WAKE = "wake"
+_AT = "at"
 _ROWS_TO_A_WAKE = 64
 """Rows for each group, on average, until one of them wakes all groups: so waking adds one row to so many."""
 
@@ -43,12 +45,16 @@ class Tagging:
     """More columns of each input without which a row meets nothing."""
     wakes: bool = False
     """Whether now and then a row wakes all groups, those that have no rows of their own, too."""
+    ticks: tuple[bool, ...] = ()
+    """Which inputs may give signs of life, told in their last column; these go to the first group."""
+    timed: bool = False
+    """Whether rows carry the time of their micro-batch, in a column behind all others."""
 
     @cached_property
     def layout(self) -> RowLayout:
         """Which slot each column of each input is carried in."""
         types = [tuple(field.dataType for field in schema.fields) for schema in self.schemas]
-        return RowLayout.of(*types, wakes=self.wakes and self.groups > 1)
+        return RowLayout.of(*types, wakes=self.wakes and self.groups > 1, ticks=any(self.ticks))
 
     def shuffled(self, *frames: DataFrame, carry_sign: bool) -> DataFrame:
         """The rows of all, each group's in a task of its own: tag, slots, and the sign if it is to be carried."""
@@ -61,17 +67,23 @@ class Tagging:
 
     def _tagged(self, frame: DataFrame, number: int, carry_sign: bool) -> DataFrame:
         """One input's rows in the common layout, those that can meet nothing left out."""
-        sign = fn.col(_SIGN) if self.signs else fn.lit(0).cast("tinyint")
+        sign = fn.col(_SIGN) if self._has_signs(number) else fn.lit(0).cast("tinyint")
         plain = self._known(frame, number, sign)
         slots = self._slots(number)
         carried = [sign.alias(_SIGN)] if carry_sign else []
+        if self.timed:
+            # Of a streaming query this is when the batch began, also if it is carried out once more.
+            carried.append(fn.unix_micros(fn.current_timestamp()).alias(_AT))
         by_id = places_by_id()
         own = self._group(number) if by_id else self._key_hash(number)
+        if self._ticks(number):
+            own = fn.when(sign != 0, fn.lit(0 if by_id else hashed_to(self.groups)[0])).otherwise(own)
         everywhere: list[Column] = []
         if self.signs or self.layout.wakes or self._is_copied(number):
             everywhere = [fn.lit(value) for value in (range(self.groups) if by_id else hashed_to(self.groups))]
         placed = self._placed(plain, [*slots, *carried], own, everywhere, sign, number)
-        kept = [*(f"slot{slot}" for slot in range(self.layout.count)), *([_SIGN] if carry_sign else [])]
+        kept = [f"slot{slot}" for slot in range(self.layout.count)]
+        kept += [*([_SIGN] if carry_sign else []), *([_AT] if self.timed else [])]
         place = fn.col(_PLACE)
         group = place if by_id else group_of([place], self.groups)
         tag = (group * self.layout.kinds + fn.col(_KIND)).cast("int").alias(TAG)
@@ -80,13 +92,22 @@ class Tagging:
     def _known(self, frame: DataFrame, number: int, sign: Column) -> DataFrame:
         """One input's rows that can meet others, their columns named by their places."""
         names = [f"c{i}" for i in range(len(self.schemas[number].fields))]
-        plain = frame.toDF(*names, *([_SIGN] if self.signs else []))  # by position: names may repeat
-        if self.signs:
+        signs = self._has_signs(number)
+        plain = frame.toDF(*names, *([_SIGN] if signs else []))  # by position: names may repeat
+        if signs:
             plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
+        if self._ticks(number):
+            plain = plain.where(fn.col(_SIGN).isin(0, SIGN_CODES[TICK]))
         for key in (*self.keys[number], *(self.needed[number] if self.needed else ())):
             known = fn.col(f"c{key}").isNotNull()
-            plain = plain.where(known | (sign != 0) if self.signs else known)
+            plain = plain.where(known | (sign != 0) if signs else known)
         return plain
+
+    def _ticks(self, number: int) -> bool:
+        return bool(self.ticks) and self.ticks[number]
+
+    def _has_signs(self, number: int) -> bool:
+        return self.signs or self._ticks(number)
 
     def _slots(self, number: int) -> list[Column]:
         """An input's columns in the common layout."""
@@ -103,6 +124,8 @@ class Tagging:
     ) -> DataFrame:
         """Rows with the place they go to, and their kind: a sign goes to every place, some rows wake all of them."""
         kind = fn.lit(number)
+        if self._ticks(number):
+            kind = fn.when(sign != 0, fn.lit(self.layout.first_tick + number)).otherwise(kind)
         if self.layout.wakes:
             plain = plain.withColumn(_WAKE, self._wakes(number, self.groups))
             itself = fn.struct(own.alias(_PLACE), kind.alias(_KIND))

@@ -28,7 +28,7 @@ from watersmeet.spark.plan.inputs import (
     time_columns,
     with_measures,
 )
-from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.remote import CACHE_BYTES
@@ -50,7 +50,9 @@ def window_join(
     window: object,
     slide: Span | None = None,
     lateness: Span | None = None,
-    late: str = "keep",
+    late: str | None = None,
+    idle: Span | float | None = None,
+    emit: str = "early",
     memory: str | int = "512 MiB",
     state: str | os.PathLike[str] | None = None,
     partitions: int | None = None,
@@ -81,6 +83,13 @@ def window_join(
     :param lateness: by so much a row may be older than the newest of its input in the batches before.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the query. They are counted in the progress, as `left_late` and `right_late`.
+        Unless given, they are kept, or dropped if results are to be final.
+    :param idle: after so long, `"30 s"` or seconds, an input that says nothing while the other does no longer holds it
+        back: it counts as having come as far as the other, until it speaks. Time is that of the micro-batches: when
+        each began. A row that is a `"tick"` (see `with_events`) is a sign of life, and may tell the time.
+    :param emit: `"early"`: results come in the batch that brings the later row; `"final"`: in the order of their times,
+        with the first batch before which both inputs had passed that time. A batch's results are later than those of
+        all batches before it, and within a task they are in order.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; windows that are larger are on disk,
         as sorted runs: the hashes of those within a batch's reach are read, and of the rest what matches.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
@@ -94,14 +103,20 @@ def window_join(
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     :param options: the algorithm's own; they are part of the state, and cannot change when the query is started again.
     """
-    windows = parse_windows(window, time, slide, lateness, late)
-    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
+    windows = parse_windows(window, time, slide, lateness, late, idle, emit)
+    plan = PlannedWindowJoin.of(
+        left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options, takes_ticks=True
+    )
     groups = group_count(plan.frames[0], partitions, plan.spec)
     delayed = plan.delay_columns() if delays else None
-    tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=plan.state is not None)
+    streaming = plan.state is not None
+    timed = streaming and windows.idle is not None
+    ticks = plan.ticks if streaming else ()
+    tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=streaming, ticks=ticks, timed=timed)
     task = WindowTask(
-        plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache)
-    )
+        plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache),
+        numbered=places_by_id(),
+    )  # fmt: skip
     rows = tagging.shuffled(*plan.frames, carry_sign=False)
     run = portable(task, left.sparkSession)
     if plan.state is None:
@@ -121,6 +136,8 @@ class PlannedWindowJoin:
     state: str | None
     """Where state is kept; None for batch DataFrames, which keep none."""
     retain: int
+    ticks: tuple[bool, ...] = (False, False)
+    """Which inputs have a column of signs behind all others."""
 
     @classmethod
     def of(
@@ -134,20 +151,25 @@ class PlannedWindowJoin:
         memory: str | int,
         state: str | os.PathLike[str] | None,
         options: Mapping[str, Any],
+        takes_ticks: bool = False,
     ) -> PlannedWindowJoin:
         """Check what was asked for."""
         streaming = is_streaming(left, right)
+        signs = tuple(has_signs(frame, name) for frame, name in zip((left, right), NAMES, strict=True))
+        takes_ticks = takes_ticks and streaming
         left, right = (
-            signs_last(frame, keep=False) if has_signs(frame, name) else frame
-            for frame, name in zip((left, right), NAMES, strict=True)
+            signs_last(frame, keep=takes_ticks) if signed else frame
+            for frame, signed in zip((left, right), signs, strict=True)
         )
+        ticks = signs if takes_ticks else (False, False)
         schemas = plain_schemas(left, right)
         arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
         spec = WindowJoinSpec(arrow[0], arrow[1], on, suffixes=suffixes, names=NAMES, window=windows)
         budget = parse_memory(memory)
         factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm, options)
         Shares.check(budget, factory.least_memory())
-        return cls((left, right), schemas, factory, budget, state_path(state, streaming), retained_batches(left))
+        path = state_path(state, streaming)
+        return cls((left, right), schemas, factory, budget, path, retained_batches(left), ticks)
 
     @property
     def spec(self) -> WindowJoinSpec:

@@ -63,6 +63,16 @@ class WindowFactory:
         return f"{self.spec.fingerprint}-{self.algorithm}{told}"
 
     @property
+    def idle(self) -> float | None:
+        """Seconds after which a silent input no longer holds back the other."""
+        return self.spec.window.idle
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether results may wait for a time to pass, whatever rows come or do not come."""
+        return self.spec.window.emit == "final"
+
+    @property
     def inputs(self) -> tuple[pa.Schema, pa.Schema]:
         """The schema of each input."""
         return self.spec.left, self.spec.right

@@ -125,7 +125,7 @@ class _Slot:
         for arrivals in rows.visitors:
             if arrivals is not None:
                 yield from self._handed_out(group.visited(arrivals))
-        if any(rows.arrivals.rows) or group.has_expired:
+        if any(rows.arrivals.rows) or group.has_work:
             yield from self._handed_out(group.results(rows.arrivals))
             self._done.append(group)
         self._newest = [max(pair) for pair in zip(self._newest, rows.arrivals.newest, strict=True)]
@@ -140,7 +140,7 @@ class _Slot:
             return
         turn = self._directory.batch.number
         for number in sorted(set(self._routing.groups_of(self._slot)) - set(self._loads)):
-            if (number + turn) % _LOOK_EVERY == 0 and (group := self._group(number)).has_expired:
+            if (number + turn) % _LOOK_EVERY == 0 and (group := self._group(number)).has_work:
                 with closing(_GroupRows(self)) as rows:
                     yield from self._handed_out(group.results(rows.arrivals))
                     self._done.append(group)

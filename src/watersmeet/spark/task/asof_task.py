@@ -92,11 +92,14 @@ class AsofGroup(WindowGroup):
     kind: ClassVar[type[Any]] = AsofJoin
 
     @property
-    def has_expired(self) -> bool:
+    def has_work(self) -> bool:
         """Whether the right input has passed left rows that wait here."""
         lowest = None if self._before is None else self._before["held"][0]
         timing: Any = self._timing
         return lowest is not None and lowest <= timing.mark(_RIGHT, self._newest[_RIGHT])
+
+    def _due(self, operator: Any) -> None:
+        """What waits is told by the left rows that are held."""
 
     def _held(self, operator: Any, arrivals: TimedArrivals) -> list[int | None]:
         """The oldest time as of which a left row waits; None if none does."""

@@ -22,6 +22,12 @@ def scratch_directory() -> Path | None:
     return Path(directories[0]) if directories[0] else None
 
 
+def current_partition() -> int | None:
+    """The number of this task among those of its stage, which is that of its group where rows are sent by number."""
+    context = TaskContext.get()
+    return None if context is None else context.partitionId()
+
+
 def current_batch() -> tuple[Batch, str]:
     """Which batch of which query this task is part of."""
     context = TaskContext.get()

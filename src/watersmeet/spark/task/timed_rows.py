@@ -46,13 +46,25 @@ class TimedArrivals(Arrivals):
         """The newest time of each input."""
         self.late = [0] * len(schemas)
         """How many rows of each input were late, as far as they were handed on."""
+        self.spoke = [False] * len(schemas)
+        """Which inputs have said anything."""
+        self.at: int | None = None
+        """When the batch began, if somebody has said so: microseconds since 1970."""
         self._timing = timing
         self._oldest = [_EVER] * len(schemas)
+
+    def tick(self, number: int, signs: pa.RecordBatch) -> None:
+        """An input has given signs of life, which may tell how far it has come."""
+        times, known = self._timing.times(number, signs)
+        told = times if known is None else times[known]
+        self.newest[number] = max(self.newest[number], int(told.max(initial=NEVER)))
+        self.spoke[number] = True
 
     def _order(self, number: int, batch: pa.RecordBatch) -> Int64:
         times, known = self._timing.times(number, batch)
         assert known is None, "rows without a time were left out"
         self.newest[number] = max(self.newest[number], int(times.max(initial=NEVER)))
+        self.spoke[number] = True
         self._oldest[number] = min(self._oldest[number], int(times.min(initial=_EVER)))
         return times
 

@@ -70,11 +70,13 @@ class WindowGroup:
         return self._group.place
 
     @property
-    def has_expired(self) -> bool:
-        """Whether all rows that the group holds of an input have expired by now."""
+    def has_work(self) -> bool:
+        """Whether all rows that the group holds of an input have expired, or the time of results has come."""
         if self._before is None:
             return False
-        held = self._before["held"]
+        held, due = self._before["held"], self._before.get("due")
+        if due is not None and due < min(map(self._timing.late_before, self._newest)):
+            return True
         return any(
             last is not None and last < self._timing.expired_before(side, self._newest[1 - side], 0)
             for side, last in enumerate(held)
@@ -109,7 +111,7 @@ class WindowGroup:
                 yield batch
             spilled = store.bytes_written
             operator.put_away()
-            snapshot = operator.snapshot() if operator.window_rows else None
+            snapshot = operator.snapshot() if operator.window_rows or self._due(operator) is not None else None
             self.counts.late = list(arrivals.late)
             self.counts.peak = max(self.counts.peak, operator.budget.peak + arrivals.peak)
             self.counts.spilled = spilled
@@ -122,7 +124,8 @@ class WindowGroup:
             if isinstance(error, SegmentError):
                 raise store.named(error) from error
             raise
-        self._after = {**described(snapshot, store), "held": self._held(operator, arrivals)}, store
+        held = self._held(operator, arrivals)
+        self._after = {**described(snapshot, store), "held": held, "due": self._due(operator)}, store
         if snapshot is None:
             operator.close()
         else:  # whoever goes on from this attempt's state may take it; if it is never published, nobody does
@@ -150,6 +153,10 @@ class WindowGroup:
                 raise late_row(self._group.batch.number, factory.spec.names[number], factory.lateness(number))
             yield Arrive(number, rows)
         yield Stall()
+
+    def _due(self, operator: WindowJoin) -> int | None:
+        """When all inputs have passed this time, results come that wait here; None if there are none."""
+        return operator.due
 
     def _held(self, operator: WindowJoin, arrivals: TimedArrivals) -> list[int | None]:
         """The newest time of the rows of each input that the group holds; None if all have expired."""

@@ -16,9 +16,10 @@ from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
+from watersmeet.spark.state.silences import Silences
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, scratch_directory
+from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
 from watersmeet.spark.task.operator_group import Shares, hand_over
@@ -41,6 +42,8 @@ class WindowTask:
     """The columns of the results from which delays are counted."""
     cache_bytes: int = CACHE_BYTES
     """Of state elsewhere: what may be kept of it on this machine."""
+    numbered: bool = False
+    """Whether rows are sent to tasks by their groups' numbers, so that a task without rows knows its group, too."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -62,17 +65,23 @@ class WindowTask:
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:
             number = self._take(batches, arrivals)
+            if number is None and self.numbered and self.factory.waits_for_time:
+                number = current_partition()  # what waits for its time comes also where no rows come
             if number is None:
                 return
-            marks = Marks(directory, len(arrivals.rows), NEVER)
-            newest = marks.before()
+            idle = self.factory.idle
+            marks = Marks(directory, 2 if idle is None else 4, NEVER)
+            before = marks.before()
+            silences = None if idle is None else Silences(before, idle, arrivals.at, arrivals.spoke)
+            newest = before if silences is None else silences.newest
             # Elsewhere, two attempts at once may both publish, and this one may not be the last.
             kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
             group = self._group(Shares.of(self.memory), directory.group(number), kept, newest)
-            if not any(arrivals.rows) and not group.has_expired:
+            told = arrivals.newest if silences is None else silences.told(arrivals.newest)
+            if any(own > known for own, known in zip(told, before, strict=True)):
+                marks.tell(number, told)
+            if not any(arrivals.rows) and not group.has_work:
                 return
-            if any(own > known for own, known in zip(arrivals.newest, newest, strict=True)):
-                marks.tell(number, arrivals.newest)
             for results in with_figures(group.results(arrivals)):
                 delays.count(results, time.time())
                 yield results
@@ -97,6 +106,10 @@ class WindowTask:
                 group, pieces = self.layout.split(batch, self.factory.inputs, group)
                 for number, rows in pieces:
                     arrivals.add(number, rows)
+                for number, signs in self.layout.ticks_of(batch, self.factory.inputs):
+                    arrivals.tick(number, signs)
+                if self.factory.idle is not None and self.state is not None:
+                    arrivals.at = batch.column(batch.num_columns - 1)[0].as_py()
         return group
 
     def _figures(self, rows: list[int], counts: WindowCounts, began: float, delays: Delays) -> Figures:
