@@ -55,6 +55,15 @@ def test_join_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(" rows in " in line for line in progress), "a slow machine sees some progress first"
 
 
+@pytest.mark.parametrize(("how", "rows"), [("left", 100), ("right", 100), ("full", 150), ("semi", 50), ("anti", 50)])
+def test_join_of_another_kind(how: str, rows: int, here: Path) -> None:
+    assert cli.run(["join", "a.parquet", "b.csv", "--on", "id", "--how", how, "--quiet", "-o", "out.parquet"]) == 0
+    table = pq.read_table("out.parquet")
+    assert table.num_rows == rows
+    assert table.schema.names == ["id", "name"] + ([] if how in ("semi", "anti") else ["key", "name_right"])
+    assert table["id"].null_count == 0
+
+
 def test_join_within_a_band(here: Path) -> None:
     assert cli.run(["join", "a.parquet", "b.csv", "--band", "id = key:1", "--quiet", "-o", "out.csv"]) == 0
     found = pyarrow.csv.read_csv("out.csv")
@@ -168,7 +177,8 @@ def changed(**change: str) -> list[str]:
         ([*JOIN, "--suffixes", "", ""], 2, "two columns named 'name'"),
         ([*JOIN, "--memory", "lots"], 2, "memory 'lots' is not understood"),
         ([*JOIN, "--memory", "1KiB"], 2, "memory of 1 KiB is too small"),
-        ([*JOIN, "--how", "left"], 2, "how='left' is not supported"),
+        ([*JOIN, "--how", "outer"], 2, "there is no how='outer'; choose inner, left, right, full, semi or anti"),
+        ([*JOIN, "--how", "left", "--algorithm", "rpj"], 2, "rpj finds pairs, and cannot do how='left'"),
         ([*JOIN, "--algorithm", "bogo"], 2, "algorithm 'bogo' is not known; choose auto, or one of"),
         (changed(output="out.xlsx"), 2, "out.xlsx cannot be written; name it .parquet"),
         (changed(output="no/out.csv"), 2, "there is no folder"),

@@ -128,5 +128,7 @@ def test_mistakes_are_told_before_anything_runs(spark: Any) -> None:
         join(left, right, on="id", algorithm="xjoin", fuel=-1)
     with pytest.raises(SpecError, match="events must have one column of strings"):
         with_events(left, right)
-    with pytest.raises(SpecError, match="only 'inner' is"):
-        join(left, right, on="id", how="left")
+    with pytest.raises(SpecError, match="there is no how='outer'; choose inner, left, right, full, semi or anti"):
+        join(left, right, on="id", how="outer")
+    with pytest.raises(SpecError, match="xjoin finds pairs, and cannot do how='left'"):
+        join(left, right, on="id", how="left", algorithm="xjoin")

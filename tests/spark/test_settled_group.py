@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks.canonical import canonical_rows
-from watersmeet.checks.cases import Case, make_case
+from watersmeet.checks.cases import Case, make_case, make_kind_case
 from watersmeet.checks.run import expected_rows
 from watersmeet.core.errors import BudgetError, SegmentError, SnapshotError, SourceError
 from watersmeet.core.protocol import Arrive
@@ -127,12 +127,16 @@ def _killed(group: Group, number: int, pieces: Pieces, ended: tuple[int, ...], r
 
 
 @pytest.mark.parametrize("first", range(0, 120, 10))
-@pytest.mark.parametrize("endless", [True, False])
-def test_killed_and_repeated_batches_in_any_order_and_memory(first: int, endless: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("endless", "make"), [(True, make_case), (False, make_case), (False, make_kind_case)], ids=["endless", "", "kinds"]
+)
+def test_killed_and_repeated_batches_in_any_order_and_memory(
+    first: int, endless: bool, make: Callable[..., Case], tmp_path: Path
+) -> None:
     killed = replayed = bands = 0
     events: Counter[str] = Counter()
     for seed in range(first, first + 10):
-        case = make_case(seed, Confluence)
+        case = make(seed, Confluence)
         if case.spec.output is not Output.ROWS:
             continue
         bands += case.spec.band is not None

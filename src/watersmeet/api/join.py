@@ -67,6 +67,9 @@ def join(
 
     :param on: a column of both inputs, `"left_column = right_column"`, a band such as `wm.band("price", 0.05)`, or a
         list of these with one band at most.
+    :param how: `"inner"`; `"left"`, `"right"` or `"full"`, whose rows without a partner come, too, with NULLs beside
+        them, as soon as the other input has ended; `"semi"`, left rows that have a partner, each at the first one;
+        or `"anti"`, left rows that have none.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param delay: how long a pair may wait after its later row came, such as `"1 s"`; what cannot be held is told by

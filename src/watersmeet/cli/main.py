@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FAILURE = 1
+_HOW = "which rows: inner, left, right, full, semi or anti (default %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +71,7 @@ def add_join_parser(commands: Any) -> Parser:
         description="Join two files (Parquet, CSV, NDJSON, Arrow IPC; globs in quotes) within a given memory.",
     )
     _add_inputs(parser)
-    parser.add_argument("--how", default="inner", help="kind of join (default %(default)s)")
+    parser.add_argument("--how", metavar="KIND", default="inner", help=_HOW)
     parser.add_argument("--delay", metavar="SPAN", help="how long a pair may wait, such as 1s (default: no bound)")
     parser.add_argument("--threads", type=int, metavar="N", help="how many work at the join (default: one)")
     parser.add_argument(

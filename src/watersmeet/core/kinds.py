@@ -109,7 +109,7 @@ def refuse_kind(kind: Kind, algorithm: str, known: Collection[str]) -> None:
         )
 
 
-def refuse_endless(kind: Kind, what: str = "inputs that never end") -> None:
+def refuse_endless(kind: Kind, what: str = "inputs that never end", instead: str = "inputs that end") -> None:
     """An error if rows without a partner would wait for ever.
 
     >>> refuse_endless(KINDS["left"])
@@ -121,5 +121,5 @@ for ever, because a later row may be one; use window_join, which knows when a ro
     if any(kind.preserved):
         raise SpecError(
             f"how={kind.name!r} of {what} would hold back each row without a partner for ever, because a later row may "
-            f"be one; use window_join, which knows when a row is settled, or inputs that end"
+            f"be one; use window_join, which knows when a row is settled, or {instead}"
         )

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -15,6 +15,7 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.grouping import check_collation
+from watersmeet.spark.plan.types import spark_schema
 from watersmeet.spark.state.remote import RemotePath, is_remote
 from watersmeet.spark.task.figures import COLUMN
 
@@ -62,7 +63,6 @@ def time_columns(spec: JoinSpec, time: str | tuple[str, str] | None) -> tuple[st
         return None
     pair = (time, time) if isinstance(time, str) else time
     found = []
-    place = 0
     for side, name in enumerate(pair):
         columns = [spec.input(side).names[i] for i in spec.kept[side]]
         if name not in columns or not pa.types.is_timestamp(spec.input(side).field(name).type):
@@ -70,8 +70,8 @@ def time_columns(spec: JoinSpec, time: str | tuple[str, str] | None) -> tuple[st
                 f"time={time!r}: {name!r} is not a timestamp that {NAMES[side]} brings into the result; its columns "
                 f"there are {', '.join(columns)}"
             )
-        found.append(spec.schema.names[place + columns.index(name)])
-        place += len(columns)
+        number = spec.input(side).names.index(name)
+        found.append(next(out for out, of in zip(spec.schema.names, spec.columns, strict=True) if of[side] == number))
     return found[0], found[1]
 
 
@@ -111,8 +111,13 @@ def checked_partitions(frame: DataFrame, partitions: int | None) -> int:
 
 def output_schema(spec: JoinSpec, schemas: Sequence[st.StructType]) -> st.StructType:
     """The schema of the results, in Spark's types."""
-    kept: list[Any] = [schemas[side].fields[i].dataType for side in (0, 1) for i in spec.kept[side]]
-    return st.StructType([st.StructField(name, type_) for name, type_ in zip(spec.schema.names, kept, strict=True)])
+    fields = []
+    for column, field in zip(spec.columns, spec.schema, strict=True):
+        types = [schemas[side].fields[i].dataType for side, i in enumerate(column) if i is not None]
+        alike = all(found == types[0] for found in types)
+        both = types[0] if alike else spark_schema(pa.schema([field]), field.name).fields[0].dataType
+        fields.append(st.StructField(field.name, both))
+    return st.StructType(fields)
 
 
 def retained_batches(frame: DataFrame) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.kinds import refuse_endless
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.joins.confluence import Confluence
@@ -75,6 +76,9 @@ def join(
     batch), and more out of `observedMetrics["watersmeet NAME"]["figures"]`, NAME being the state directory's,
     and `watersmeet.spark.Watch` draws it.
 
+    :param how: `"inner"`, `"left"`, `"right"`, `"full"`, `"semi"` or `"anti"`, with columns as Spark's `join(on=...)`
+        has them. A row without a partner comes in the batch that brings the other input's end, and later ones at once;
+        of streams that do not end only `"inner"` and `"semi"` can be had.
     :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
         band alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
@@ -100,14 +104,18 @@ def join(
     arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
     told = _checked_promises(promises, streaming and ends)
     spec = JoinSpec(arrow[0], arrow[1], parse_on(on), how=how, suffixes=suffixes, names=NAMES, promises=told)
-    if not spec.kind.is_inner:
-        raise SpecError(f"how={how!r} is not supported; only 'inner' is")
+    if streaming and not ends:
+        refuse_endless(
+            spec.kind,
+            "streams that do not end",
+            f"streams that say when they end (a column {EVENT!r}), or batch DataFrames",
+        )
     factory = _factory(spec, algorithm, streaming, ends)
     budget = parse_memory(memory)
     directory = state_path(state, streaming)
     groups = group_count(left, partitions, spec)
     signed = ends and streaming
-    tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed)
+    tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed, preserved=spec.kind.preserved)
     times = time_columns(spec, time)
     _check_memory(budget, factory)
     task = OperatorTask(

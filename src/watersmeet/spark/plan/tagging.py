@@ -43,6 +43,8 @@ class Tagging:
     """Whether the last column of each input holds signs, and the rows carry them to every group."""
     needed: tuple[Sequence[int], ...] = ()
     """More columns of each input without which a row meets nothing."""
+    preserved: tuple[bool, ...] = ()
+    """Of which inputs rows come out that meet nothing: those that cannot are not left out. None, unless given."""
     wakes: bool = False
     """Whether now and then a row wakes all groups, those that have no rows of their own, too."""
     ticks: tuple[bool, ...] = ()
@@ -90,7 +92,7 @@ class Tagging:
         return placed.select(tag, *kept, *([] if by_id else [place.alias(_KEY_HASH)]))
 
     def _known(self, frame: DataFrame, number: int, sign: Column) -> DataFrame:
-        """One input's rows that can meet others, their columns named by their places."""
+        """One input's rows that can meet others, or are wanted all the same, their columns named by their places."""
         names = [f"c{i}" for i in range(len(self.schemas[number].fields))]
         signs = self._has_signs(number)
         plain = frame.toDF(*names, *([_SIGN] if signs else []))  # by position: names may repeat
@@ -98,7 +100,8 @@ class Tagging:
             plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
         if self._ticks(number):
             plain = plain.where(fn.col(_SIGN).isin(0, SIGN_CODES[TICK]))
-        for key in (*self.keys[number], *(self.needed[number] if self.needed else ())):
+        keys = () if self.preserved and self.preserved[number] else self.keys[number]
+        for key in (*keys, *(self.needed[number] if self.needed else ())):
             known = fn.col(f"c{key}").isNotNull()
             plain = plain.where(known | (sign != 0) if signs else known)
         return plain

@@ -1,0 +1,117 @@
+"""Every kind of join by `wm.join`: what DuckDB says, whatever the memory and the threads; and when rows come."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import watersmeet as wm
+from watersmeet.core.errors import SpecError
+
+COLUMNS = "k, a, b"
+SQL = {
+    "left": f"select {COLUMNS} from l left join r using (k)",
+    "right": f"select {COLUMNS} from l right join r using (k)",
+    "full": f"select {COLUMNS} from l full join r using (k)",
+    "semi": "select * from l semi join r using (k)",
+    "anti": "select * from l anti join r using (k)",
+}
+
+
+def keys(kind: str, rng: np.random.Generator, rows: int, side: int) -> pa.Array:
+    numbers = rng.integers(0, rows // 2, rows)
+    missing = rng.random(rows) < 0.05
+    if kind == "integers":
+        return pa.array(numbers, pa.int32() if side else pa.int64(), mask=missing)
+    if kind == "strings":
+        return pa.array([f"key {number}" for number in numbers], mask=missing)
+    special = np.array([np.nan, 0.0, -0.0, np.inf, -np.inf])
+    return pa.array(np.where(rng.random(rows) < 0.02, rng.choice(special, rows), numbers / 4), mask=missing)
+
+
+def tables(kind: str, rows: int = 3_000) -> tuple[pa.Table, pa.Table]:
+    rng = np.random.default_rng(len(kind))
+    l, r = (pa.table({"k": keys(kind, rng, rows, side), "ab"[side]: np.arange(rows)}) for side in (0, 1))
+    return l, r
+
+
+def multiset(table: pa.Table) -> Counter[Any]:
+    """Rows, -0.0 and 0.0 being one: which of two equal keys stands in a column is not what this is about."""
+    columns = [
+        [0.0 if value == 0 else str(value) for value in table.column(i).to_pylist()] for i in range(table.num_columns)
+    ]
+    return Counter(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("how", SQL)
+@pytest.mark.parametrize("kind", ["integers", "strings", "floats"])
+@pytest.mark.parametrize("memory", ["64 MiB", "256 KiB"])
+def test_every_kind_gives_what_duckdb_gives(how: str, kind: str, memory: str) -> None:
+    l, r = tables(kind)
+    expected = duckdb.sql(SQL[how]).arrow()
+    expected = expected if isinstance(expected, pa.Table) else expected.read_all()
+    result = wm.join(l, r, on="k", how=how, memory=memory)
+    assert multiset(result.table()) == multiset(expected)
+    assert (result.progress.spilled > 0) == (memory == "256 KiB")
+
+
+@pytest.mark.parametrize("how", SQL)
+def test_threads_and_bands_give_the_same(how: str) -> None:
+    l, r = tables("integers", 20_000)
+    one, many = (wm.join(l, r, on="k", how=how, threads=threads).table() for threads in (1, 3))
+    assert multiset(one) == multiset(many)
+    l, r = l.slice(0, 1_000), r.slice(0, 1_000)
+    within = "abs(l.a - r.b) <= 2"
+    sql = {"semi": f"exists (from r where {within})", "anti": f"not exists (from r where {within})"}
+    query = f"from l where {sql[how]}" if how in sql else f"from l {how} join r on {within}"
+    expected = duckdb.sql(query).arrow()
+    expected = expected if isinstance(expected, pa.Table) else expected.read_all()
+    found = wm.join(l, r, on=wm.band("a = b", 2), how=how, memory="256 KiB").table()
+    assert multiset(found) == multiset(expected)
+
+
+def test_a_row_without_a_partner_comes_as_soon_as_the_other_input_has_ended() -> None:
+    """The left input goes on only when its first row has come out."""
+    came = threading.Event()
+
+    def left() -> Iterator[dict[str, int]]:
+        yield {"k": 1, "a": 1}
+        assert came.wait(60)
+        yield {"k": 2, "a": 2}
+
+    rows = []
+    for batch in wm.join(left(), [{"k": 2, "b": 5}], on="k", how="left", memory="8 MiB"):
+        rows += batch.to_pylist()
+        came.set()
+    assert rows == [{"k": 1, "a": 1, "b": None}, {"k": 2, "a": 2, "b": 5}]
+
+
+def test_a_row_with_null_comes_at_once() -> None:
+    came = threading.Event()
+
+    def right() -> Iterator[dict[str, int]]:
+        yield {"k": 1, "b": 1}
+        assert came.wait(60)
+
+    rows = []
+    for batch in wm.join([{"k": None, "a": 1}, {"k": 3, "a": 2}], right(), on="k", how="anti", memory="8 MiB"):
+        rows += batch.to_pylist()
+        came.set()
+    assert rows == [{"k": None, "a": 1}, {"k": 3, "a": 2}]
+
+
+def test_kinds_that_cannot_be_are_refused() -> None:
+    l, r = tables("integers", 10)
+    with pytest.raises(SpecError, match="there is no how='outer'; choose inner, left, right, full, semi or anti"):
+        wm.join(l, r, on="k", how="outer")
+    with pytest.raises(
+        SpecError, match="rpj finds pairs, and cannot do how='anti'; use algorithm='confluence' or 'auto'"
+    ):
+        wm.join(l, r, on="k", how="anti", algorithm="rpj")
