@@ -11,6 +11,7 @@ from benchmarks.asof import asof
 from benchmarks.bounded import bounded
 from benchmarks.figures import Figure
 from benchmarks.in_memory import inmemory, inmemory_large, skew
+from benchmarks.kinds import kinds
 from benchmarks.lookup import lookup
 from benchmarks.memory import memory
 from benchmarks.multiway import multiway
@@ -50,6 +51,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "start": start,
     "window": window,
     "asof": asof,
+    "kinds": kinds,
     "spark-equi": spark_equi,
     "spark-drain": spark_drain,
     "spark-trigger": spark_trigger,
