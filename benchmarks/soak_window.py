@@ -140,7 +140,7 @@ def main() -> int:
     return 0 if exact and not left else 1
 
 
-def _work_off(join: planner.WindowJoin) -> int:
+def _work_off(join: planner.Operator) -> int:
     results = 0
     while True:
         step = join.poll(time.monotonic(), 1 << 17)

@@ -115,7 +115,7 @@ def run(streams: Streams, memory: int, algorithm: str = "ah_ewj", pace: float | 
     return WindowRun(pairs, (done - before) / seconds, (done - before) / cpu, most - idle, p99)
 
 
-def _work_off(operator: planner.WindowJoin, delays: Delays, due: float) -> int:
+def _work_off(operator: planner.Operator, delays: Delays, due: float) -> int:
     pairs = 0
     while True:
         step = operator.poll(time.perf_counter(), FUEL)

@@ -31,7 +31,7 @@ class Example:
         order = {"s1": ("s2", "s3"), "s2": ("s1", "s3"), "s3": ("s2", "s1")}
         self.join = MJoin(spec, _MEMORY, MemoryStore(), probing=order)
         self._victim = 0
-        self.join._policy = self._victims
+        self.join.overflow.policy = self._victims
         self._labels: list[list[str]] = [[], [], []]
 
     def arrive(self, number: int, *tuples: str) -> Found:

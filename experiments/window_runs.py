@@ -79,7 +79,7 @@ def run(
         operator = WindowConfluence(spec, size + ours.records(2), MemoryStore(), grain=grain, **options)
     else:
         operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush)
-        operator.came_at = lambda times: times / _PER_SECOND
+        operator.waits.came_at = lambda times: times / _PER_SECOND
     if join == OURS:
         cost = _cost_of_ours(paper, scale, rows_in_memory / scale, partitions, operator.sizing.page_bytes / row_bytes)
     else:
@@ -95,7 +95,7 @@ def run(
     return Measured(
         {
             "delay": trace.delays.mean / scale,
-            "delayed": operator.delayed / rows,
+            "delayed": operator.timed.delayed / rows,
             "backlog": at_end / rows,
             "cpu": cpu,
             "disk": disk,

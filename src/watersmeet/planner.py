@@ -17,7 +17,7 @@ from watersmeet.spill.store import Store
 
 if TYPE_CHECKING:
     from watersmeet.engine.lookup_operator import LookupJoin
-    from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.engine.shell import Operator
     from watersmeet.joins.asof import AsofJoin
     from watersmeet.joins.lookup.chain import LookupChain
     from watersmeet.joins.multiway.confluence import ManyConfluence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from watersmeet.joins.multiway.mjoin import MJoin
     from watersmeet.joins.multiway.tree import JoinTree
     from watersmeet.joins.sharded import Sharded
-    from watersmeet.joins.window.windowed import WindowJoin
     from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
     from watersmeet.policies.splitting import Plan
     from watersmeet.relation.relation import RelationReader
@@ -62,7 +61,7 @@ class Registry(Mapping[str, type[Join]], Generic[Join]):
         return name in self._homes
 
 
-ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = Registry({
+ALGORITHMS: Mapping[str, type[Operator]] = Registry({
     "confluence": "confluence:Confluence",
     "diner": "progressive.diner:Diner",
     "hmj": "progressive.hmj:HMJ",
@@ -75,7 +74,7 @@ ALGORITHMS: Mapping[str, type[ProgressiveJoin]] = Registry({
 """Every operator by its name; being listed here puts it through the conformance suite."""
 
 
-def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[ProgressiveJoin], str]:
+def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[Operator], str]:
     """The class of the operator for a spec, and why it is that one.
 
     `auto` is `confluence`, our own, for equalities and for bands: it joins in memory as long as everything fits, and
@@ -96,7 +95,7 @@ def _promising(spec: JoinSpec) -> bool:
     return any(promises.help(spec.keys(side)) for side, promises in enumerate(spec.promises))
 
 
-def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ProgressiveJoin:
+def build(spec: JoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> Operator:
     """The operator for a spec; see `choose`."""
     chosen, reason = choose(spec, algorithm)
     try:
@@ -121,7 +120,7 @@ def build_for_threads(
     threads: int = 1,
     stays: tuple[bool, bool] = (False, False),
     **options: Any,
-) -> ProgressiveJoin | Sharded:
+) -> Operator | Sharded:
     """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
 
     Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`,
@@ -138,7 +137,7 @@ def build_for_threads(
     return operator
 
 
-ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner"
+ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | WindowedMJoin"
 MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = Registry({
     "confluence": "multiway.confluence:ManyConfluence",
     "miner": "multiway.miner:Miner",
@@ -276,7 +275,7 @@ def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> Aso
 
 ASOF_REASON = "right rows are kept in the order of key and time, and each left row waits until they have passed it"
 
-WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = Registry({
+WINDOW_ALGORITHMS: Mapping[str, type[Operator]] = Registry({
     "ah_ewj": "window.ah_ewj:AHEWJ",
     "ewj": "window.ewj:EWJ",
     "rpwj": "window.rpwj:RPWJ",
@@ -286,7 +285,7 @@ WINDOW_ALGORITHMS: Mapping[str, type[WindowJoin]] = Registry({
 """Every window join by its name; being listed here puts it through the conformance suite for windows."""
 
 
-def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") -> tuple[type[WindowJoin], str]:
+def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") -> tuple[type[Operator], str]:
     """The class of the operator for a window join, and why it is that one.
 
     `auto` is `confluence`, our own: it joins in memory as long as the windows fit, and what does not fit is met again
@@ -301,9 +300,7 @@ def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") ->
     return WINDOW_ALGORITHMS[algorithm], reason
 
 
-def build_window(
-    spec: WindowJoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any
-) -> WindowJoin:
+def build_window(spec: WindowJoinSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> Operator:
     """The operator for a window join; see `choose_window`."""
     chosen, reason = choose_window(spec, memory, algorithm)
     operator = chosen(spec, memory, store, **options)

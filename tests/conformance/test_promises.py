@@ -18,7 +18,8 @@ from watersmeet.checks.promised_cases import make_promised_case
 from watersmeet.joins.progressive.disk_visits import Visits
 from watersmeet.joins.progressive.knowledge import Knowledge
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
-from watersmeet.joins.progressive.promised_state import PromisedState
+from watersmeet.joins.progressive.promised_rows import PromisedRows
+from watersmeet.joins.progressive.turns import Turns
 from watersmeet.records.punctuated import WordRange
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
@@ -66,11 +67,11 @@ def drops_what_may_have_partners_on_disk(visits: Visits, side: int, parts: Any, 
     return np.ones(len(parts), np.bool_)
 
 
-def purges_nothing(state: PromisedState, side: int, rows: Any) -> None:
+def purges_nothing(state: PromisedRows, side: int, rows: Any) -> None:
     """Rows that promises make useless stay."""
 
 
-def keeps_all(state: PromisedState, side: int, hashes: Any, parts: Any, keys: Any) -> Any:
+def keeps_all(state: PromisedRows, side: int, hashes: Any, parts: Any, keys: Any) -> Any:
     return np.ones(len(hashes), np.bool_)
 
 
@@ -84,28 +85,28 @@ def hands_on_at_once(join: MetadataMJoin, side: int, hashes: Any, keys: Any) -> 
     return np.ones(len(hashes), np.bool_)
 
 
-def heeds_before_the_rows(join: MetadataMJoin, side: int) -> int:
+def heeds_before_the_rows(turns: Turns, side: int) -> int:
     """A punctuation counts for rows that came before it."""
-    return 0 if join._marks[side] else ahead(join, side)
+    return 0 if turns.marks[side] else ahead(turns, side)
 
 
-def forgets_partners(state: PromisedState, side: int, hashes: Any, parts: Any, keys: Any) -> None:
+def forgets_partners(state: PromisedRows, side: int, hashes: Any, parts: Any, keys: Any) -> None:
     """Rows of the many side stay when their one partner comes."""
-    state.known[side].learn(hashes, keys)
+    state._join.known[side].learn(hashes, keys)
     state.promises_made(side)
 
 
-learn, ahead = Knowledge.learn, MetadataMJoin._ahead
+learn, ahead = Knowledge.learn, Turns._ahead
 
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
     "covers too much": (WordRange, "contains", covers_too_much),
     "drops what may have partners on disk": (Visits, "met_all", drops_what_may_have_partners_on_disk),
-    "purges nothing": (PromisedState, "_take_out", purges_nothing),
-    "keeps all": (PromisedState, "to_be_kept", keeps_all),
+    "purges nothing": (PromisedRows, "_take_out", purges_nothing),
+    "keeps all": (PromisedRows, "to_be_kept", keeps_all),
     "closes the open cluster": (Knowledge, "learn", closes_the_open_cluster),
     "hands on at once": (MetadataMJoin, "is_over", hands_on_at_once),
-    "heeds before the rows": (MetadataMJoin, "_ahead", heeds_before_the_rows),
-    "forgets partners": (PromisedState, "met_memory", forgets_partners),
+    "heeds before the rows": (Turns, "_ahead", heeds_before_the_rows),
+    "forgets partners": (PromisedRows, "met_memory", forgets_partners),
 }
 
 

@@ -17,8 +17,8 @@ from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import TimeSpan, WindowJoinSpec, parse_windows
 from watersmeet.engine.silence import Silence
+from watersmeet.engine.windows import ALWAYS
 from watersmeet.joins.window.confluence import WindowConfluence
-from watersmeet.joins.window.windowed import ALWAYS
 from watersmeet.matching.settlement import OwingRows
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.policies.settling import Settling
@@ -199,13 +199,13 @@ def overtaken_at_once(silence: Silence, now: float, speaks: Any) -> list[bool]:
 
 def final_too_early(join: WindowConfluence) -> int:
     """The input that is ahead tells which results are final."""
-    marks = [join.timing.late_before(join.newest[side]) for side in (0, 1) if not join.exhausted(side)]
+    marks = [join.timed.timing.late_before(join.timed.newest[side]) for side in (0, 1) if not join.exhausted(side)]
     return max(marks, default=ALWAYS)
 
 
 def final_though_owed(join: WindowConfluence) -> int:
     """Results go out though rows that owe may yet find earlier ones."""
-    marks = [join.timing.late_before(join.newest[side]) for side in (0, 1) if not join.exhausted(side)]
+    marks = [join.timed.timing.late_before(join.timed.newest[side]) for side in (0, 1) if not join.exhausted(side)]
     return min(marks, default=ALWAYS)
 
 

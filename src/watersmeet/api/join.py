@@ -34,7 +34,7 @@ from watersmeet.drivers.progress import Progress
 from watersmeet.sources import Source
 
 if TYPE_CHECKING:
-    from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.engine.shell import Operator
     from watersmeet.spill import FileStore
 
 FEW_ROWS = 1 << 17
@@ -175,7 +175,7 @@ def check_budget(spec: JoinSpec, memory: int, algorithm: str, options: dict[str,
     check_least(least_memory(kind, spec, options), memory)
 
 
-def least_memory(kind: type[ProgressiveJoin], spec: JoinSpec, options: dict[str, Any]) -> int:
+def least_memory(kind: type[Operator], spec: JoinSpec, options: dict[str, Any]) -> int:
     """What an operator with these options needs."""
     given = {name: options[name] for name in option_names(kind) if name in options}
     return kind.least_memory(spec, **given)

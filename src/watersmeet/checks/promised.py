@@ -68,11 +68,11 @@ class PromisedRun(Run):
         operator = self._operator
         return PromisedReport(
             report,
-            sum(operator.purged),
-            sum(operator.dropped),
+            sum(operator.promised.purged),
+            sum(operator.promised.dropped),
             len(self.punctuations),
             self.looks,
-            sum(operator.broken),
+            sum(operator.promised.broken),
         )
 
     def _receive(self, event: Event) -> None:

@@ -1,56 +1,145 @@
-"""What a progressive join of two inputs does at a time: a task; and the task of rows that arrive."""
+"""What a join does at a time: a task; and the task of rows that arrive."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64
-from watersmeet.engine import shell as frame
-from watersmeet.engine.shell import Arriving
-from watersmeet.matching.found_pairs import Between
+from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.unmatched import Unmatched
+from watersmeet.records.intake import Received
 from watersmeet.records.plan import Rows, TableRows
 
 if TYPE_CHECKING:
-    from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.engine.shell import Operator
 
 
 UNIT_OF_WORK = 4096
 """Fuel of a task that arrivals have to wait for."""
 
 
-class Finding(Protocol):
-    """What fills the buffer of pairs, and tells where their rows lie: a look-up, a settlement, or rows without any."""
+class Task(Protocol):
+    """A stretch of work that can stop between any two results.
+
+    Of two inputs, it has a `lookup` with pairs in the buffer.
+    """
 
     @property
     def done(self) -> bool:
-        """Whether everything was found; some may still wait in the buffer."""
+        """Whether all its results were found."""
         ...
+
+    def work(self, fuel: int) -> int:
+        """Fill the empty buffer of what was found; returns the fuel that took, at least one."""
+        ...
+
+    def finish(self) -> None:
+        """All results were handed out: settle what the task has achieved."""
+        ...
+
+    def to_state(self) -> dict[str, Any]:
+        """The task for a snapshot."""
+        ...
+
+
+class Arriving(ABC):
+    """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
+
+    def __init__(
+        self,
+        join: Operator,
+        number: int,
+        batch: pa.RecordBatch,
+        numbers: Int64,
+        hashes: Sequence[Int64],
+        valid: Bool | None,
+        moments: Sequence[pa.Array] = (),
+    ) -> None:
+        """Rows that are not `valid` are left out; `moments` are stored before the columns."""
+        self.input = number
+        self.numbers = numbers
+        plan = join.plans[number]
+        columns = [*moments, *plan.store(batch, numbers)]
+        self.positions: Int64 | None = None
+        """Of rows that are not left out, their places in the batch; None: all are there."""
+        if valid is not None and not valid.all():
+            self.positions = np.flatnonzero(valid)
+            self.leave_out(np.flatnonzero(~valid), columns)
+            hashes = [each[self.positions] for each in hashes]
+            columns = [column.take(pa.array(self.positions)) for column in columns]
+        self.batch = batch
+        self.widest: int = plan.widest(columns)
+        self.kept = False
+        self.next = 0
+        self.rows = len(hashes[0])
+        self._hashes = hashes
+        self._parts: Int32 = join.tables[number].parts_of(hashes[0])
+        self._columns = columns
+        join.meter.hashes += batch.num_rows * len(hashes)
+
+    def leave_out(self, positions: Int64, columns: Sequence[pa.Array]) -> None:  # noqa: B027  most have no use for them
+        """Rows at these places of the batch, which has these columns, can match nothing."""
 
     @property
-    def between(self) -> Between:
-        """Where the rows in the buffer lie."""
-        ...
-
-
-class Task(frame.Task, Protocol):
-    """A stretch of work that can stop between any two pairs."""
+    @abstractmethod
+    def at_hand(self) -> int:
+        """How many of the last rows taken into memory have not met all of their partners there."""
 
     @property
-    def lookup(self) -> Finding | None:
-        """The look-up whose pairs are in the buffer."""
-        ...
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether rows wait to be taken into memory, and nothing else is at hand."""
+
+    def slice_of(self, count: int) -> tuple[list[Int64], Int32, list[pa.Array]]:
+        """Hashes, partitions and columns of the next rows."""
+        stop = self.next + count
+        if count == self.rows:
+            return list(self._hashes), self._parts, self._columns
+        return (
+            [each[self.next : stop] for each in self._hashes],
+            self._parts[self.next : stop],
+            [column.slice(self.next, count) for column in self._columns],
+        )
+
+    def unfinished(self) -> Received:
+        """The rows that a snapshot must carry: those not in memory yet, and with them the slice at hand."""
+        return Received(self.batch, self.numbers, self._in_batch(self.next - self.at_hand))
+
+    def rest(self) -> tuple[pa.RecordBatch, Int64]:
+        """The rows that have yet to be taken into memory, and their numbers."""
+        start = self._in_batch(self.next)
+        return self.batch.slice(start), self.numbers[start:]
+
+    def _in_batch(self, row: int) -> int:
+        """Where a row stands in the batch, of which some rows may have been left out."""
+        if self.positions is None:
+            return row
+        return int(self.positions[row]) if row < len(self.positions) else self.batch.num_rows
 
 
 class Arrival(Arriving):
     """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
 
-    def __init__(self, join: ProgressiveJoin, side: int, batch: pa.RecordBatch, numbers: Int64) -> None:
+    def __init__(
+        self,
+        join: Operator,
+        side: int,
+        batch: pa.RecordBatch,
+        numbers: Int64,
+        moments: Sequence[pa.Array] = (),
+        taken: Bool | None = None,
+    ) -> None:
+        """`moments` are stored before the columns; where `taken` is given, rows that it does not have are left out."""
         hashes, valid = join.codec.hash(side, join.plans[side].key_arrays(batch))
-        super().__init__(join, side, batch, numbers, [hashes], valid)  # NULL matches nothing: such rows end here
+        if taken is not None:
+            valid = taken if valid is None else valid & taken
+        # NULL matches nothing: such rows end here.
+        super().__init__(join, side, batch, numbers, [hashes], valid, moments)
         self._join = join
         self.lookup: Lookup | Unmatched | None = None
 
@@ -70,7 +159,7 @@ class Arrival(Arriving):
         return self.next < self.rows and (self.lookup is None or self.lookup.done)
 
     def work(self, fuel: int) -> int:
-        """Go on with the slice at hand, or with the next."""
+        """Go on with the slice at hand, or with the next, if nothing must come before it."""
         join = self._join
         if self.lookup is None or self.lookup.done:
             if self.next == self.rows:
@@ -78,10 +167,12 @@ class Arrival(Arriving):
             count = min(fuel, self.rows - self.next)
             self.kept = join.must_keep(self.input)
             count = join.admit(self, count)
-            if not self.kept and join.must_keep(self.input):
+            if count and not self.kept and join.must_keep(self.input):
                 # Making room brought rows of the other side to disk, which these rows must now wait for.
                 self.kept = True
                 count = join.admit(self, count)
+            if not count:
+                return 1
             self.take_slice(count)
         assert self.lookup is not None
         return self.lookup.work(join.pairs, fuel, join.meter)

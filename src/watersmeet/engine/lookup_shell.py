@@ -19,7 +19,7 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import BudgetError, RelationError
 from watersmeet.core.lookup import LookupSpec
-from watersmeet.core.protocol import PlainOperator, Snapshot
+from watersmeet.core.protocol import Snapshot
 from watersmeet.engine.lookup_answers import PAIR_BYTES, Answers, Asked, MappedIndex, Unit
 from watersmeet.memory import Budget, Reservation, format_bytes
 from watersmeet.records.intake import Intake
@@ -73,10 +73,21 @@ class Waiting(Intake):
         self.pinned = pinned
 
 
-class LookupFrame(PlainOperator, ABC):
+class LookupFrame(ABC):
     """The parts of an operator that joins a stream with a relation, and what one operator does other than another."""
 
+    name: ClassVar[str]
+    reason: str = ""
+    """Why the planner chose it."""
+    takes_punctuations: ClassVar[bool] = False
+    beyond: int = 0
+    """Nothing comes on top of the budget."""
     spills: ClassVar[bool] = False
+
+    @property
+    def patience(self) -> int:
+        """Each row is wanted at once."""
+        return 0
 
     def __init__(self, spec: LookupSpec, memory: int, store: Store, relation: RelationReader) -> None:
         self.spec = spec
@@ -159,10 +170,10 @@ class LookupFrame(PlainOperator, ABC):
     def _own_state(self) -> dict[str, Any]:
         return {}
 
-    def _load_own(self, state: dict[str, Any]) -> None:
+    def _load_own(self, state: dict[str, Any]) -> None:  # noqa: B027  not everybody has some
         """Take over the operator's own state."""
 
-    def _adopt_resumed(self, state: dict[str, Any]) -> None:
+    def _adopt_resumed(self, state: dict[str, Any]) -> None:  # noqa: B027  not everybody has some
         """Take rows of a snapshot back to where they were; those that are left come like arrivals."""
 
     # --- the relation ---

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int64
+from watersmeet.engine.arrival import Arriving
 from watersmeet.engine.pipeline import Filter, Pipeline, Scope
-from watersmeet.engine.shell import Arriving
 from watersmeet.matching.found_combinations import BATCH, TABLE, Passing, places
 from watersmeet.policies import probing
 

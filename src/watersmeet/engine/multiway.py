@@ -1,9 +1,9 @@
-"""What joins of several finite streams share beyond the frame: combinations, and the disk's part of them."""
+"""What joins of several finite streams share beyond the shell: combinations, and the disk's part of them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import pyarrow as pa
@@ -13,9 +13,9 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
-from watersmeet.engine.multi_arrival import Arrival, DrivenTask
+from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
-from watersmeet.engine.shell import JoinFrame
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
 from watersmeet.engine.snapshot import Saver, check_snapshot
 from watersmeet.matching.found_combinations import CombinationBuffer, InputRows, ManyTable
@@ -28,11 +28,11 @@ from watersmeet.tables.hash_table import row_bytes
 from watersmeet.tables.multi_hash_table import ManySide
 
 
-class MultiwayJoin(JoinFrame[DrivenTask]):
-    """The frame of an operator for several finite streams."""
+class MultiwayJoin(Operator):
+    """The shell of an operator for several finite streams."""
 
     spec: MultiSpec
-    sizing: ManySizing
+    sizing: ManySizing  # type: ignore[assignment]
     codec: AttributeCodec
     plans: tuple[RowPlan, ...]
     tables: tuple[ManyTable, ...]
@@ -51,9 +51,9 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
         self.spec = spec
         self._grain = grain or Grain()
         self.order = order or ProbingOrder(spec)
-        self.codec = self._make_codec(spec)
-        self.plans = self._make_plans(spec, self.codec)
-        super().__init__(spec, self._divide(memory), memory, store)
+        self.codec = self._codec_of(spec)
+        self.plans = self._plans_of(spec, self.codec)
+        self._set_up(self._make_sizing(memory), memory, store)
         numbers = range(len(spec.names))
         self.catalogue = self.budget.reservation("catalogue of spilled runs")
         self.catalogue.set_aside(self._grain.records or 0)
@@ -66,7 +66,7 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     @classmethod
     def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        return ManySizing.least(cls._row_bytes(spec, cls._make_plans(spec, cls._make_codec(spec))))
+        return ManySizing.least(cls._row_bytes(spec, cls._plans_of(spec, cls._codec_of(spec))))
 
     @classmethod
     def widest_row(cls, spec: MultiSpec, memory: int) -> int:
@@ -76,13 +76,13 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     # --- what rows are kept in ---
 
     @classmethod
-    def _make_codec(cls, spec: MultiSpec) -> AttributeCodec:
+    def _codec_of(cls, spec: MultiSpec) -> AttributeCodec:
         if spec.has_bands:
             raise SpecError(f"{cls.name} joins on equal values only; for a band choose algorithm='miner'")
         return AttributeCodec(spec)
 
     @classmethod
-    def _make_plans(cls, spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
+    def _plans_of(cls, spec: MultiSpec, codec: AttributeCodec) -> tuple[RowPlan, ...]:
         inexact = {
             edge.input(side)
             for edge, exact in zip(spec.edges, codec.exact, strict=True)
@@ -101,7 +101,7 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
         return [row_bytes(plan.types, len(attributes)) for plan, attributes in zip(plans, spec.attributes, strict=True)]
 
-    def _divide(self, memory: int) -> ManySizing:
+    def _make_sizing(self, memory: int) -> ManySizing:
         row_bytes = self._row_bytes(self.spec, self.plans)
         return ManySizing.divide(memory, row_bytes, f"the {self.name} join", self._grain)
 
@@ -158,14 +158,6 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
             return 0
         return 1 if self._put_off(self._task) else self._task.work(fuel)
 
-    def _is_urgent(self, task: DrivenTask) -> bool:
-        """Whether arrivals have to wait for the end of a task."""
-        return False
-
-    def _put_off(self, task: DrivenTask) -> bool:
-        """Whether something else has to be done first, and the task was put aside for it."""
-        return False
-
     def _hand_out(self) -> tuple[pa.RecordBatch | None, int, int]:
         return self.combinations.take(self.inputs, self.sizing.output_bytes)
 
@@ -177,9 +169,8 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
         others = [i for i in range(len(self.inputs)) if i != number]
         return any(not self.exhausted(i) or self.disks[i].rows for i in others)
 
-    def secure(self, claim: Callable[[], bool]) -> bool:
-        """Make room until a claim succeeds; False if it does not with nothing left in memory."""
-        return self._secure_by(self._make_room, claim)
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        return self._make_room()
 
     def note_results(self, ids: Int64) -> None:
         """These results were found by rows that arrive."""
@@ -189,10 +180,6 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
     @abstractmethod
     def _make_room(self) -> bool:
         """Move something out of memory; False if nothing is left to move."""
-
-    @abstractmethod
-    def _give_way(self, task: DrivenTask) -> None:
-        """Rows have arrived: end the reactive task, or let it end at the next boundary."""
 
     # --- snapshots ---
 
@@ -218,7 +205,7 @@ class MultiwayJoin(JoinFrame[DrivenTask]):
         return Report(probing=self.order.figures())
 
     def frame_state(self) -> dict[str, Any]:
-        """The frame's own state."""
+        """The shell's own state."""
         return {**super().frame_state(), "order": self.order.to_state()}
 
     def _load_all(self, snapshot: Snapshot) -> None:

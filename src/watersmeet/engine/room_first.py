@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from watersmeet.core.protocol import Status
-from watersmeet.engine.shell import Arriving
+from watersmeet.engine.arrival import Arriving
 from watersmeet.memory import Budget
 
 _PLENTY = 64
@@ -22,7 +22,7 @@ class RoomFirst:
 
     budget: Budget
     tables: tuple[Any, ...]
-    _intakes: tuple[Any, ...]
+    _take_back: Callable[[Any], None]
     _task: Any
     _has_room_for: Callable[..., bool]
     must_keep: Callable[[int], bool]
@@ -60,9 +60,6 @@ class RoomFirst:
         self._take_back(task)
         self._task = None
         return True
-
-    def _take_back(self, arrival: Any) -> None:
-        self._intakes[arrival.input].put_back(*arrival.rest())
 
     def _may_go_on(self, arrival: Arriving) -> bool:
         """Whether there is room for the next rows, and nothing that should be done before."""

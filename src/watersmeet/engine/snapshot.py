@@ -21,8 +21,7 @@ from watersmeet.runs.page import Page, write_rows
 from watersmeet.spill.segment import Segment, SegmentWriter
 
 if TYPE_CHECKING:
-    from watersmeet.engine.multiway import MultiwayJoin
-    from watersmeet.engine.two_way import ProgressiveJoin
+    from watersmeet.engine.shell import Operator
 
 _MOST_DELTAS = 16
 _ROWS_AT_ONCE = 8192
@@ -31,7 +30,7 @@ _ROWS_AT_ONCE = 8192
 class Saver:
     """One operator's snapshots."""
 
-    def __init__(self, join: ProgressiveJoin | MultiwayJoin) -> None:
+    def __init__(self, join: Operator) -> None:
         self._join = join
         self._count = 0
         self._sides = range(len(join.tables))

@@ -21,12 +21,11 @@ from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
 from watersmeet.core.report import Report, WindowFigures
 from watersmeet.core.spec import JoinSpec
-from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.arrival import Arrival, Arriving, Task
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
-from watersmeet.engine.shell import Arriving
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
-from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.kernels.asof import WAITS
 from watersmeet.kernels.radix import sorted_order
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -184,7 +183,7 @@ class _Proven:
     exact = True
 
 
-class AsofJoin(RoomFirst, ProgressiveJoin):
+class AsofJoin(RoomFirst, Operator):
     """For each left row the right row that is nearest by time, among those of the same key.
 
     Right rows are kept in the order of hash and time; left rows wait until the right input has passed them::
@@ -232,7 +231,7 @@ class AsofJoin(RoomFirst, ProgressiveJoin):
     spec: AsofSpec
     codec: AsofCodec
     plans: tuple[AsofPlan, AsofPlan]
-    tables: tuple[Memtable, ...]  # type: ignore[assignment]
+    tables: tuple[Memtable, ...]
 
     def __init__(
         self,

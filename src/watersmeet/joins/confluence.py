@@ -5,7 +5,6 @@ Our own join. See `Confluence`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,9 +25,9 @@ from watersmeet.core.windows import parse_seconds
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.tracked_arrival import TrackedArrival
-from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.kernels.addressed import OTHER
 from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -135,7 +134,7 @@ class Stayed(NamedTuple):
     """Whether each has a partner, where that matters."""
 
 
-class Confluence(RoomFirst, ProgressiveJoin):
+class Confluence(RoomFirst, Operator):
     """Every row that arrives meets the other input's memory at once, and owes what that input has on disk.
 
     The joins of the literature shun the disk while rows arrive: rows that missed each other in memory wait for a
@@ -205,7 +204,7 @@ class Confluence(RoomFirst, ProgressiveJoin):
     kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     least_runs: ClassVar[int] = 16
     """That there is always memory to remember."""
-    tables: tuple[Memtable, ...]  # type: ignore[assignment]
+    tables: tuple[Memtable, ...]
 
     def __init__(
         self,
@@ -271,8 +270,6 @@ class Confluence(RoomFirst, ProgressiveJoin):
         self._delay = None if delay is None else parse_seconds(delay, "delay")
         self._policy = settling or Settling()
         self._pages = pages
-        self.events: Counter[str] = Counter()
-        """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
         self._idle_share = self._policy.idle_hashes_per_row
         """Hashes that a row may go through in idle time."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from watersmeet.core.protocol import End, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import JoinSpec
-from watersmeet.engine.shell import Arriving
+from watersmeet.engine.arrival import Arriving
 from watersmeet.joins.confluence import Confluence
 from watersmeet.memory import Budget, Share
 from watersmeet.records.intake import Received

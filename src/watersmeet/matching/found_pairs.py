@@ -52,7 +52,7 @@ class PairBuffer:
     """A fixed number of pairs (row looked up, row found), and the output batches made of them."""
 
     def __init__(
-        self, spec: JoinSpec, codec: KeyCodec, plans: tuple[RowPlan, RowPlan], capacity: int, wide: bool = False
+        self, spec: JoinSpec, codec: KeyCodec, plans: tuple[RowPlan, ...], capacity: int, wide: bool = False
     ) -> None:
         """With `wide`, rows that were found are numbered with their source in the upper half of a word."""
         self._spec = spec

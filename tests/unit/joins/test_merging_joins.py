@@ -16,7 +16,7 @@ from watersmeet.joins.progressive.disk_visits import Visit
 from watersmeet.joins.progressive.hmj import HMJ
 from watersmeet.joins.progressive.pmj import PMJ
 from watersmeet.joins.progressive.rpj import RPJ
-from watersmeet.joins.progressive.run_merging import MergingJoin
+from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.matching.ledger import Ledger
 from watersmeet.runs.presence import FOREVER, Stay
@@ -78,7 +78,7 @@ def driver(kind: type[Any], memory: int = MEMORY, **options: Any) -> Driver:
     return Driver(kind(SPEC, memory, MemoryStore(), **options))
 
 
-VARIANTS: list[tuple[type[MergingJoin], dict[str, Any]]] = [
+VARIANTS: list[tuple[type[SpillingJoin], dict[str, Any]]] = [
     (HMJ, {}),
     *((HMJ, {"flush": flush}) for flush in ("all", "smallest", "largest", "optimal")),
     (HMJ, {"prompt": False}),
@@ -93,7 +93,7 @@ VARIANTS: list[tuple[type[MergingJoin], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_every_variant_is_exact_with_silences_of_any_length(kind: type[MergingJoin], options: dict[str, Any]) -> None:
+def test_every_variant_is_exact_with_silences_of_any_length(kind: type[SpillingJoin], options: dict[str, Any]) -> None:
     run = driver(kind, **options)
     read = 0
     for i in range(10):
@@ -110,7 +110,7 @@ def test_every_variant_is_exact_with_silences_of_any_length(kind: type[MergingJo
 
 
 @pytest.mark.parametrize("kind", [HMJ, RPJ, PMJ])
-def test_a_merge_lets_arrivals_pass_and_goes_on(kind: type[MergingJoin]) -> None:
+def test_a_merge_lets_arrivals_pass_and_goes_on(kind: type[SpillingJoin]) -> None:
     run = driver(kind, **({"reactive": "dd"} if kind is RPJ else {}))
     run.fill(3_000)
     run.join.receive(Stall())
@@ -123,8 +123,8 @@ def test_a_merge_lets_arrivals_pass_and_goes_on(kind: type[MergingJoin]) -> None
         if run.join.cost.inserts == inserted + 1:
             break
     assert run.join.cost.inserts == inserted + 1, "the row was kept while the merge waited"
-    assert run.join._suspended is not None
-    state = run.join.snapshot().state["suspended"]
+    assert run.join.stages.suspended is not None
+    state = run.join.snapshot().state["stages"]["suspended"]
     assert state["kind"] == "merge"
     run.join.receive(Stall())
     run.work_off(1)
@@ -144,7 +144,7 @@ def test_rpj_takes_a_better_visit_before_a_merge_that_was_set_aside(better: bool
     merging = join._task.merge.part
     run.arrive(LEFT, 200)
     run.work_off(1)
-    assert join._suspended is not None and join._suspended.merge.part == merging
+    assert join.stages.suspended is not None and join.stages.suspended.merge.part == merging
     others = [part for part in range(join.sizing.layout.partitions) if part != merging]
     assert len(others) > 0
     visiting = next(part for part in others if join._visits.has_news(LEFT, part))
@@ -154,16 +154,16 @@ def test_rpj_takes_a_better_visit_before_a_merge_that_was_set_aside(better: bool
     run.poll(1)
     if better:
         assert isinstance(join._task, Visit) and join._task.part == visiting
-        assert join._suspended is not None, "the merge waits"
-        assert join.snapshot().state["suspended"]["part"] == merging
+        assert join.stages.suspended is not None, "the merge waits"
+        assert join.snapshot().state["stages"]["suspended"]["part"] == merging
     else:
-        assert join._suspended is None and join._task.merge.part == merging
+        assert join.stages.suspended is None and join._task.merge.part == merging
     run.end()
     assert run.pairs == run.expected
 
 
 @pytest.mark.parametrize("kind", [HMJ, RPJ])
-def test_without_promptness_arrivals_wait_for_the_end_of_the_task(kind: type[MergingJoin]) -> None:
+def test_without_promptness_arrivals_wait_for_the_end_of_the_task(kind: type[SpillingJoin]) -> None:
     run = driver(kind, prompt=False, **({"reactive": "dd"} if kind is RPJ else {}))
     run.fill(3_000)
     run.join.receive(Stall())
@@ -174,7 +174,7 @@ def test_without_promptness_arrivals_wait_for_the_end_of_the_task(kind: type[Mer
     while run.join._task is task and not task.done:
         assert run.join.phase == "reactive"
         run.poll(1)
-    assert run.join._suspended is None
+    assert run.join.stages.suspended is None
     run.end()
     assert run.pairs == run.expected
 
@@ -330,7 +330,7 @@ def test_an_unknown_flush_policy_is_refused(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [HMJ, RPJ, PMJ])
-def test_nothing_stays_in_the_store(kind: type[MergingJoin]) -> None:
+def test_nothing_stays_in_the_store(kind: type[SpillingJoin]) -> None:
     run = driver(kind)
     run.fill(3_000)
     run.join.receive(Stall())

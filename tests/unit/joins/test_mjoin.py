@@ -113,7 +113,7 @@ class Example:
 
     def flush(self, number: int) -> None:
         rows = self.join.tables[number].part_rows
-        self.join._policy = lambda *_: {number: np.flatnonzero(rows).tolist()}
+        self.join.overflow.policy = lambda *_: {number: np.flatnonzero(rows).tolist()}
         assert self.join._make_room()
 
 
@@ -162,7 +162,7 @@ def test_what_an_arrival_finds_after_an_overflow_follows_the_papers_formulas(inp
             "coordinated": {number: parts[parts % 2 == 1].tolist() for number in range(inputs)},
             "independent": {number: parts[(parts >> number) % 2 == 1].tolist() for number in range(inputs)},
         }[flushing]
-        join._policy = lambda *_, gone=gone: gone
+        join.overflow.policy = lambda *_, gone=gone: gone
         assert join._make_room() == bool(gone)
         before = join.cost.results
         join.receive(Arrive(0, pa.record_batch({"v": np.arange(keys)})))

@@ -187,7 +187,7 @@ def test_a_row_of_the_many_side_goes_once_it_has_met_its_one_partner() -> None:
     assert tell(join, hits(1, 2, 2))[0] == [] and join.state_rows == (0, 3)
     assert tell(join, news(2))[0] == [2, 2] and join.state_rows == (1, 1)
     assert tell(join, hits(2))[0] == [2] and join.state_rows == (1, 1)
-    assert join.purged == [0, 2] and join.dropped == [0, 1]
+    assert join.promised.purged == [0, 2] and join.promised.dropped == [0, 1]
 
 
 def test_a_row_whose_partners_are_all_there_is_dropped_on_the_fly() -> None:
@@ -195,7 +195,7 @@ def test_a_row_whose_partners_are_all_there_is_dropped_on_the_fly() -> None:
     tell(join, hits(1, 1), punct(1))
     assert join.state_rows == (0, 2)
     assert tell(join, news(1)) == ([1, 1], [Punctuation({"sno": 1})])
-    assert join.state_rows == (0, 0) and join.dropped == [1, 0]
+    assert join.state_rows == (0, 0) and join.promised.dropped == [1, 0]
 
 
 def test_a_cluster_that_is_over_counts_as_punctuated() -> None:
@@ -213,7 +213,7 @@ def test_all_that_lies_before_a_sorted_row_is_over(descending: bool) -> None:
     join = joined(right=Promises(sorted=(("sno", descending),)))
     tell(join, news(1, 2, 2, 3, 9), hits(3))
     assert join.state_rows == ((4, 1) if descending else (2, 1))
-    assert join.purged == [1 if descending else 3, 0]
+    assert join.promised.purged == [1 if descending else 3, 0]
     tell(join, hits(2 if descending else 4))
     assert join.state_rows[0] == (3 if descending else 1)
 
@@ -239,15 +239,15 @@ def test_values_sets_and_ranges_purge_what_they_cover(pattern: object, left: int
 def test_batch_purging_waits_for_enough_promises_for_a_silence_or_for_want_of_memory() -> None:
     join = joined(right=MARKED, optimize="rate", purge_every=3)
     tell(join, news(*range(1, 10)), punct(1), punct(2))
-    assert join.state_rows == (9, 0) and join.purges == 0
+    assert join.state_rows == (9, 0) and join.promised.purges == 0
     tell(join, punct(3))
-    assert join.state_rows == (6, 0) and join.purges == 1
+    assert join.state_rows == (6, 0) and join.promised.purges == 1
     tell(join, punct(4))
     assert join.state_rows == (6, 0)
     tell(join, Stall())
     assert join.state_rows == (5, 0)
     tell(join, punct(5))
-    assert join.purge_now() and join.state_rows == (4, 0)
+    assert join.promised.purge_now() and join.state_rows == (4, 0)
 
 
 def test_little_memory_is_enough_for_a_long_stream_of_which_little_is_needed() -> None:
@@ -258,7 +258,7 @@ def test_little_memory_is_enough_for_a_long_stream_of_which_little_is_needed() -
         keys = range(key, key + 1000)
         found, told = tell(join, news(*keys), hits(*keys), punct(Range(key, key + 998)), punct(key + 999))
         assert len(found) == 1000 and Punctuation({"sno": key + 999}) in told
-    assert join.purges > 0 and store.bytes_written == 0 and max(join.state_rows) < 10_000
+    assert join.promised.purges > 0 and store.bytes_written == 0 and max(join.state_rows) < 10_000
 
 
 def test_a_punctuation_is_handed_on_when_both_inputs_have_promised_it() -> None:
@@ -300,7 +300,7 @@ def test_a_broken_promise_that_is_only_counted_loses_nothing() -> None:
     join = joined(UNIQUE, MARKED, broken="count")
     keys, told = tell(join, news(1, 2), hits(1, 1), punct(1), hits(1), news(1), hits(1), End(LEFT), End(RIGHT))
     assert sorted(keys) == [1] * 8 and told == []
-    assert join.broken == [1, 2]
+    assert join.promised.broken == [1, 2]
     assert join.cost.pages_written > 0, "what should find no more partners waits for them on disk"
 
 

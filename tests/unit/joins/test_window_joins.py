@@ -14,8 +14,8 @@ from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.drivers.cost_model import FREE
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.windowed import WindowJoin
 from watersmeet.planner import WINDOW_ALGORITHMS, build_window, choose_window
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
@@ -50,7 +50,7 @@ def expected(count: int, window: int, keys: int = 50) -> int:
     return int((near & ((times * 7 % keys)[:, None] == (times * 7 % keys)[None, :])).sum())
 
 
-def on_disk(join: WindowJoin) -> int:
+def on_disk(join: Operator) -> int:
     return sum(join.events[name] for name in ("scans", "md-tasks", "dd-tasks", "settled in a silence"))
 
 

@@ -16,7 +16,7 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Arrive, End, Punctuate, Status
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
-from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.planner import WINDOW_ALGORITHMS, build_window
 from watersmeet.spill.store import MemoryStore
 
@@ -24,15 +24,13 @@ SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64()})
 LEFT, RIGHT = 0, 1
 
 
-def join_of(name: str = "confluence", **words: Any) -> WindowJoin:
+def join_of(name: str = "confluence", **words: Any) -> Operator:
     window = parse_windows(words.pop("window", 10), "t", **words)
     spec = WindowJoinSpec(SCHEMA, SCHEMA, parse_on("k"), window=window)
     return build_window(spec, 4 << 20, MemoryStore(), name)
 
 
-def tell(
-    join: WindowJoin, now: float, side: int | None = None, times: list[int] | None = None
-) -> list[tuple[int, int]]:
+def tell(join: Operator, now: float, side: int | None = None, times: list[int] | None = None) -> list[tuple[int, int]]:
     """Rows of one key, or nothing but a look at the clock; the pairs of times that come of it."""
     if side is not None:
         batch = pa.record_batch({"k": [1] * len(times or []), "t": times or []}, schema=SCHEMA)
@@ -63,14 +61,14 @@ def test_what_it_says_then_is_late_until_it_has_caught_up() -> None:
     tell(join, 0.0, RIGHT, [0])
     tell(join, 1.0, LEFT, [100])
     assert join.wake_at() == 30.0
-    assert tell(join, 29.0, LEFT, [101]) == [] and join.newest == [101, 0]
-    assert tell(join, 30.0) == [] and join.newest == [101, 101] and join.wake_at() is None
+    assert tell(join, 29.0, LEFT, [101]) == [] and join.timed.newest == [101, 0]
+    assert tell(join, 30.0) == [] and join.timed.newest == [101, 101] and join.wake_at() is None
     tell(join, 31.0, LEFT, [200])
-    assert join.newest == [200, 200]
+    assert join.timed.newest == [200, 200]
     # What it says now is late before 195; and from now on it is waited for.
-    assert tell(join, 32.0, RIGHT, [194, 195]) == [(200, 194), (200, 195)] and join.late == [0, 1]
+    assert tell(join, 32.0, RIGHT, [194, 195]) == [(200, 194), (200, 195)] and join.timed.late == [0, 1]
     tell(join, 33.0, LEFT, [300])
-    assert join.newest == [300, 200] and join.wake_at() == 62.0
+    assert join.timed.newest == [300, 200] and join.wake_at() == 62.0
 
 
 def test_nobody_is_overtaken_by_one_that_fell_silent_before() -> None:
@@ -78,7 +76,7 @@ def test_nobody_is_overtaken_by_one_that_fell_silent_before() -> None:
     tell(join, 0.0, LEFT, [100])
     tell(join, 1.0, RIGHT, [50])
     tell(join, 1000.0)
-    assert join.newest == [100, 50]  # the left one fell silent first, and is ahead
+    assert join.timed.newest == [100, 50]  # the left one fell silent first, and is ahead
 
 
 def test_asked_late_the_answer_is_the_same() -> None:
@@ -90,7 +88,7 @@ def test_asked_late_the_answer_is_the_same() -> None:
         tell(join, 1.0, LEFT, [100, 101])
         for now in looks:
             tell(join, now)
-        found.append((sorted(tell(join, 40.0, RIGHT, [95, 101])), join.late))
+        found.append((sorted(tell(join, 40.0, RIGHT, [95, 101])), join.timed.late))
     assert found[0] == found[1] == ([(100, 101), (101, 101)], [0, 1])
 
 
@@ -110,8 +108,8 @@ def test_a_punctuation_tells_how_far_an_input_has_come(name: str) -> None:
     assert join.window_rows == 100
     join.receive(Punctuate(RIGHT, wm.Punctuation({"t": wm.between(None, 79)}).pattern))
     tell(join, 0.0)
-    assert join.timing.late_before(join.newest[RIGHT]) == 80
-    assert tell(join, 0.0, RIGHT, [79]) == [] and join.late == [0, 1]
+    assert join.timed.timing.late_before(join.timed.newest[RIGHT]) == 80
+    assert tell(join, 0.0, RIGHT, [79]) == [] and join.timed.late == [0, 1]
     assert len(tell(join, 0.0, RIGHT, [80])) == 21
     join.receive(Punctuate(RIGHT, wm.Punctuation({"t": wm.between(None, 10_000)}).pattern))
     tell(join, 0.0, LEFT, [200])
@@ -125,7 +123,7 @@ def test_a_punctuation_is_a_sign_of_life() -> None:
     join.receive(Punctuate(RIGHT, wm.Punctuation({"k": 7}).pattern))  # says nothing about the time
     tell(join, 25.0)
     tell(join, 50.0, LEFT, [200])
-    assert join.newest == [200, 0] and join.wake_at() == 55.0
+    assert join.timed.newest == [200, 0] and join.wake_at() == 55.0
 
 
 def test_a_punctuation_stands_between_the_rows_it_was_sent_between() -> None:
@@ -136,7 +134,7 @@ def test_a_punctuation_stands_between_the_rows_it_was_sent_between() -> None:
         else:
             join.receive(Arrive(LEFT, pa.record_batch({"k": [1, 1], "t": times}, schema=SCHEMA)))
     tell(join, 0.0)
-    assert join.late == [1, 0] and join.window_rows == 3
+    assert join.timed.late == [1, 0] and join.window_rows == 3
 
 
 def test_a_punctuation_that_is_no_time_is_refused() -> None:
@@ -151,7 +149,7 @@ def test_a_snapshot_remembers_who_fell_silent() -> None:
     restored = type(join).restore(join.spec, join.snapshot(), 4 << 20, join.store)
     assert restored.wake_at() == 30.0
     tell(restored, 30.0)
-    assert restored.newest == [100, 100]
+    assert restored.timed.newest == [100, 100]
 
 
 def test_live_the_clock_takes_a_silent_input_out_of_the_watermark() -> None:

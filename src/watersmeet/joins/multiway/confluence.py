@@ -5,7 +5,6 @@ Our own join. See `ManyConfluence`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -165,8 +164,6 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._runs_changed = False
         """Whether runs may be ready to be merged that were not before."""
         self._written = 0
-        self.events: Counter[str] = Counter()
-        """What happened how often: settlements and why, flushes, merges."""
         self._now = 0.0
         self._idle_share = self._policy.idle_hashes_per_row
         """Hashes that a row may go through in idle time."""
@@ -188,9 +185,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             for plan, each in zip(plans, spec.attributes, strict=True)
         ]
 
-    def _divide(self, memory: int) -> ManySizing:
+    def _make_sizing(self, memory: int) -> ManySizing:
         """Many at a time go through settlements, and results go out in batches of a useful size."""
-        usual = super()._divide(memory)
+        usual = super()._make_sizing(memory)
         inputs, share = len(self.plans), memory // _BUFFER_SHARE
         # At each level rows, hashes and buckets of them; then what is found at the deepest, and what is sorted.
         place = 4 * inputs * (inputs - 1) + 32 * (inputs - 1) + 40 * inputs + 32

@@ -128,7 +128,7 @@ class Miner(MultiwayJoin):
         self._loose: list[tuple[int, LooseAttributes, int]] = []
 
     @classmethod
-    def _make_codec(cls, spec: MultiSpec) -> OrderedCodec:
+    def _codec_of(cls, spec: MultiSpec) -> OrderedCodec:
         return OrderedCodec(spec)
 
     @classmethod
@@ -138,8 +138,8 @@ class Miner(MultiwayJoin):
             for plan, attributes in zip(plans, spec.attributes, strict=True)
         ]
 
-    def _divide(self, memory: int) -> ManySizing:
-        sizing = super()._divide(memory)
+    def _make_sizing(self, memory: int) -> ManySizing:
+        sizing = super()._make_sizing(memory)
         widest = max(self._row_bytes(self.spec, self.plans))
         return replace(sizing, layout=sorted_layout(memory - sizing.buffers, widest))
 

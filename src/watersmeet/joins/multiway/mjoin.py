@@ -14,13 +14,11 @@ from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.overflow import Overflow, pinned_order
 from watersmeet.matching.found_combinations import FIRST_RUN, places
 from watersmeet.matching.ledger_multi import VisitLedger
-from watersmeet.policies.many_flush import many_flush
-from watersmeet.policies.probing import ProbingOrder
 from watersmeet.runs.multi_catalogue import Run
 from watersmeet.spill.store import Store
-from watersmeet.tables.multi_hash_table import ManySide
 
 _MOST_CATALOGUE = 16
 """The records of runs may take this part of the memory before small runs are put together."""
@@ -79,10 +77,9 @@ class MJoin(MultiwayJoin):
         grain: Grain | None = None,
     ) -> None:
         """`probing` pins the order of look-ups: for each input's name, the others' names."""
-        super().__init__(spec, memory, store, order=ProbingOrder(spec, _pinned(spec, probing)), grain=grain)
+        super().__init__(spec, memory, store, order=pinned_order(spec, probing), grain=grain)
         inputs = len(spec.names)
-        self._policy = many_flush(flush, spec.on_one_attribute)
-        self._spilled = np.zeros((inputs, self.sizing.layout.partitions), np.int64)
+        self.overflow = Overflow(self, flush)
         history = self.budget.reservation("history of visits")
         history.set_aside(max(_LEAST_HISTORY, memory // 256))
         self.ledger = VisitLedger(inputs, history)
@@ -97,18 +94,7 @@ class MJoin(MultiwayJoin):
     def _make_room(self) -> bool:
         if self.catalogue.held > self.budget.total // _MOST_CATALOGUE:
             self._put_runs_together()
-        in_memory = np.stack([table.part_rows for table in self.tables])
-        victims = self._policy(in_memory, self._spilled, self.clock)
-        for number, parts in victims.items():
-            self.clock += 1
-            table = self.tables[number]
-            assert isinstance(table, ManySide)
-            self.disks[number].flush(
-                table, parts, self.clock, self.sizing.page_bytes, self.sizing.run_rows
-            )  # fmt: skip
-            self._spilled[number, parts] += in_memory[number, parts]
-            self.gone[number, parts] = self.clock
-        return bool(victims)
+        return self.overflow.make_room()
 
     def _put_runs_together(self) -> None:
         """Remember less: nobody is looking anything up on disk while rows leave memory."""
@@ -181,11 +167,11 @@ class MJoin(MultiwayJoin):
         """Assert the invariants."""
         super().check()
         self.ledger.check(self.clock, [disk.rows for disk in self.disks])
-        assert [int(rows) for rows in self._spilled.sum(axis=1)] == [disk.rows for disk in self.disks]
+        self.overflow.check()
 
     def _own_state(self) -> dict[str, Any]:
         return {
-            "spilled": self._spilled.tolist(),
+            "spilled": self.overflow.to_state(),
             "visits": self.ledger.to_state(),
             "visited": list(self._visited),
             "pass_began": list(self._pass_began),
@@ -193,7 +179,7 @@ class MJoin(MultiwayJoin):
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self._spilled = np.array(state["spilled"], np.int64)
+        self.overflow.load(state["spilled"])
         self.ledger.load(state["visits"])
         self._visited, self._pass_began = list(state["visited"]), list(state["pass_began"])
         self._cleaning = (state["cleaning"][0], state["cleaning"][1])
@@ -285,19 +271,3 @@ def _run_at(runs: Sequence[Run], ordinal: int) -> tuple[int, int]:
     firsts = [run.first_ordinal for run in runs]
     number = int(np.searchsorted(firsts, ordinal, "right")) - 1
     return number, ordinal - firsts[number]
-
-
-def _pinned(spec: MultiSpec, probing: Mapping[str, Sequence[str]] | None) -> list[list[int]] | None:
-    if probing is None:
-        return None
-    try:
-        pinned = [[spec.names.index(other) for other in probing[name]] for name in spec.names]
-    except (KeyError, ValueError):
-        raise SpecError(
-            f"probing={probing!r} must give, for each of {', '.join(spec.names)}, the order in which the others are "
-            f"looked up"
-        ) from None
-    for number, others in enumerate(pinned):
-        if sorted([number, *others]) != list(range(len(spec.names))):
-            raise SpecError(f"probing of {spec.names[number]!r} must name every other input once")
-    return pinned

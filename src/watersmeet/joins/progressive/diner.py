@@ -15,8 +15,8 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.block_loop import Loop, NestedLoop
 from watersmeet.engine.resident_blocks import Resident
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
-from watersmeet.engine.two_way import ProgressiveJoin
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import ChainedLookup, RangeCodec, RangeLookup, RangePlan
@@ -40,7 +40,7 @@ _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
 
 
-class Diner(ProgressiveJoin):
+class Diner(Operator):
     """Keep in memory the values that both inputs bring now; join blocks on disk in the pauses [1]_.
 
     ```

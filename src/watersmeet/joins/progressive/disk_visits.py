@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -59,21 +59,12 @@ class PageLookups:
         return 0 if self.lookup is None else self.lookup.probe.next
 
 
-class VisitListener(Protocol):
-    """Whoever wants to know how far a visit came."""
-
-    def visit_ended(self, side: int, part: int, covered: int, rows: int) -> None:
-        """Memory of `side` has met `covered` of the `rows` on the other side's disk."""
-        ...
-
-
 class Visits:
     """Which memory partitions have visited the other side's disk, and where the next visit goes on."""
 
-    def __init__(self, join: SpillingJoin, listener: VisitListener | None = None) -> None:
+    def __init__(self, join: SpillingJoin) -> None:
         partitions = join.sizing.layout.partitions
         self._join = join
-        self._listener = listener
         self._visited_at = np.zeros((2, partitions), np.int64)
         self._resume_at = np.zeros((2, partitions), np.int64)
         self._arrived = np.zeros((2, partitions), np.int64)
@@ -136,8 +127,7 @@ class Visits:
         if visit.covered == rows:
             self._visited_at[side, part] = visit.tick
             self._arrived[side, part] = visit.arrived
-        if self._listener is not None:
-            self._listener.visit_ended(side, part, visit.covered, rows)
+        self._join.visit_ended(side, part, visit.covered, rows)
 
     def resumed(self, state: dict[str, Any]) -> Visit:
         """A visit that a snapshot was taken of."""
@@ -200,6 +190,13 @@ class Visit:
         self._before = covered
         position = (self.start + covered) % self._rows
         self._pages.open(position, self._rows if position >= self.start else self.start)
+
+    def give_way(self) -> tuple[int, bool]:
+        """Rows have arrived: end with the row at hand; returns the fuel that took, and whether it has ended."""
+        if not self.between_rows:
+            return self.work(1), False
+        self.finish()
+        return 1, True
 
     def finish(self) -> None:
         """Record what was covered."""

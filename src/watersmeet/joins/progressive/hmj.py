@@ -9,12 +9,13 @@ import numpy as np
 
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.progressive.run_merging import MergingJoin
+from watersmeet.joins.progressive.run_merging import Merges
+from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.spill.store import Store
 
 
-class HMJ(MergingJoin):
+class HMJ(SpillingJoin):
     """Flush both sides of a partition at once, sorted, and merge the runs in silences and at the end [1]_.
 
     ```
@@ -56,6 +57,7 @@ class HMJ(MergingJoin):
     """
 
     name: ClassVar[str] = "hmj"
+    sorted_runs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class HMJ(MergingJoin):
         patience: int = 0,
         grain: Grain | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt, grain, patience)
+        super().__init__(spec, memory, store, flush, grain)
+        self.stages = Merges(self, prompt, grain, patience=patience)
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         rows = self._rows_in_memory(spared)
@@ -78,7 +81,8 @@ class HMJ(MergingJoin):
         self.flush_together(list(dict.fromkeys(victim.part for victim in victims)))
         return True
 
-    def _bring_all_to_disk(self, parts: Sequence[int]) -> None:
+    def bring_to_disk(self, parts: Sequence[int]) -> None:
+        """Move all that partitions have in memory to disk, both sides at once."""
         self.flush_together(parts)
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -10,17 +9,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int64
-from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.errors import ProtocolError, SpecError
 from watersmeet.core.protocol import Event, Punctuate, Status, Step
+from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.progressive.knowledge import Knowledge
 from watersmeet.joins.progressive.promised_arrival import PromisedArrival
-from watersmeet.joins.progressive.promised_state import PromisedState
+from watersmeet.joins.progressive.promised_rows import PromisedRows
 from watersmeet.joins.progressive.propagation import Propagation
-from watersmeet.memory import format_bytes
+from watersmeet.joins.progressive.spilling import SpillingJoin
+from watersmeet.joins.progressive.turns import Turns
+from watersmeet.joins.progressive.xjoin import VisitStages
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.policies.purging import Goal, PurgePolicy
 from watersmeet.policies.scheduling import stream_schedule
@@ -28,16 +30,17 @@ from watersmeet.records.intake import Received
 from watersmeet.records.patterns import KeyPattern, read_pattern
 from watersmeet.records.punctuated import ranges_can_be_told
 from watersmeet.spill.store import Store
+from watersmeet.tables.purgeable import PurgeableTable
 
-_MOST_AT_ONCE = 1024
-"""Punctuations that are heeded together, at most."""
 _RARELY_MORE = 2048
 """Bytes that a punctuation takes at most, unless it has many values."""
 _RANGE_SHARE = 16
 """The punctuated ranges may take one part in so many of the memory, each."""
+_MORE_MEMORY = 4
+"""The least memory is that of `xjoin` and one part in so many more, for what is known and for moving rows."""
 
 
-class MetadataMJoin(PromisedState):
+class MetadataMJoin(SpillingJoin):
     """Drop rows as soon as the inputs' promises say that they will find no more partners [1]_.
 
     ```
@@ -111,12 +114,6 @@ class MetadataMJoin(PromisedState):
         grain: Grain | None = None,
     ) -> None:
         """`turn` is how many rows a random turn takes."""
-        least = self.least_memory(spec)
-        if memory < least:
-            raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
-                f"least {format_bytes(least)}"
-            )
         goal = Goal.named(optimize)
         for what, chosen, known in (
             ("search", search, ("index", "scan")),
@@ -125,7 +122,10 @@ class MetadataMJoin(PromisedState):
         ):
             if chosen not in known:
                 raise SpecError(f"{what}={chosen!r} is not known; choose {' or '.join(map(repr, known))}")
-        super().__init__(spec, memory, store, flush=flush, prompt=prompt, grain=grain)
+        super().__init__(spec, memory, store, flush, grain)
+        self.stages: VisitStages = VisitStages(self, prompt)
+        self.promised = PromisedRows(self)
+        """Which rows are kept, which are purged, and when."""
         most = memory // _RANGE_SHARE
         claims = [self.budget.reservation(f"promises of {name}") for name in spec.names]
         self.known = tuple(Knowledge(spec, side, self.codec, claims[side], most) for side in (0, 1))
@@ -135,17 +135,16 @@ class MetadataMJoin(PromisedState):
         unique = [known.unique for known in self.known]
         preferred = 1 if unique[1] and not unique[0] else 0
         streams = streams or ("priority" if any(unique) else "random")
-        self._schedule = stream_schedule(streams, preferred, quotas, seed, turn)
-        self._by_value = [
-            (tuples or goal.tuples) == "value" and not known.in_order and _can_be_taken(spec.input(side))
-            for side, known in enumerate(self.known)
-        ]
-        self._pools: tuple[list[Received], list[Received]] = ([], [])
-        """Rows that wait for their turn to end, by input."""
-        self._marks: tuple[deque[tuple[int, KeyPattern]], deque[tuple[int, KeyPattern]]] = (deque(), deque())
-        """Punctuations that wait, each with the rows that come before it and after the last one."""
-        self._behind = [0, 0]
-        """Rows behind the last punctuation that waits."""
+        self.turns = Turns(
+            self,
+            self._intakes,
+            stream_schedule(streams, preferred, quotas, seed, turn),
+            [
+                (tuples or goal.tuples) == "value" and not known.in_order and _can_be_taken(spec.input(side))
+                for side, known in enumerate(self.known)
+            ],
+        )
+        """Rows and punctuations that wait, and whose come next."""
         self.unused = [0, 0]
         """Punctuations by input that say nothing about the keys."""
         self.propagation = Propagation(
@@ -155,6 +154,26 @@ class MetadataMJoin(PromisedState):
             self.codec.exact or ranges_can_be_told(spec.left.field(one).type, spec.right.field(other).type)
             for one, other in zip(spec.keys(0)[:1], spec.keys(1)[:1], strict=True)
         )
+
+    # --- what rows are kept in ---
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget this join can work in, if no single row is large."""
+        least = super().least_memory(spec, **options)
+        return least + least // _MORE_MEMORY
+
+    def _make_table(self, side: int) -> PurgeableTable:
+        return PurgeableTable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side])
+
+    @property
+    def state_rows(self) -> tuple[int, int]:
+        """Rows of each input that are in memory."""
+        return self.promised.held
+
+    def report(self) -> Report:
+        """What was made of the promises, by input."""
+        return Report(promises=self.promised.figures())
 
     # --- the protocol ---
 
@@ -166,7 +185,7 @@ class MetadataMJoin(PromisedState):
         before = [intake.rows for intake in self._intakes]
         super().receive(event)
         for side, intake in enumerate(self._intakes):
-            self._behind[side] += intake.rows - before[side]
+            self.turns.rows_came(side, intake.rows - before[side])
 
     def _receive_punctuation(self, event: Punctuate) -> None:
         side = event.input
@@ -178,8 +197,7 @@ class MetadataMJoin(PromisedState):
             self.unused[side] += 1
             return
         self._stalled = False
-        self._marks[side].append((self._behind[side], pattern))
-        self._behind[side] = 0
+        self.turns.add_mark(side, pattern)
 
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch, and the punctuations that hold beyond it."""
@@ -197,29 +215,27 @@ class MetadataMJoin(PromisedState):
 
     @property
     def _arrivals_wait(self) -> bool:
-        return super()._arrivals_wait or any(self._marks) or any(self._pools)
+        return super()._arrivals_wait or any(self.turns.marks) or any(self.turns.pools)
 
     def exhausted(self, side: int) -> bool:
         """Whether an input has ended and all its rows have been worked off."""
-        return super().exhausted(side) and not self._pools[side]
+        return super().exhausted(side) and not self.turns.pools[side]
 
     # --- whose rows come next ---
 
+    def turn_begins(self) -> None:
+        """Before the next rows are chosen: inputs of which nothing is left are closed, punctuations handed on."""
+        for side in (0, 1):
+            if self._ended[side] and not self._closed[side] and self.turns.is_idle(side):
+                self._closed[side] = True
+                self._input_closed(side)
+        if self.propagation.any:
+            self.propagation.look()
+
     def _next_task(self) -> Task | None:
-        while True:
-            self._close_inputs()
-            if self.propagation.any:
-                self.propagation.look()
-            waiting = [
-                intake.rows + sum(each.batch.num_rows for each in pool) + len(marks)
-                for intake, pool, marks in zip(self._intakes, self._pools, self._marks, strict=True)
-            ]
-            if not any(waiting):
-                break
-            side, most = self._choose(waiting)
-            task = self._take(side, most)
-            if task is not None:
-                return task
+        arrival = self.turns.next()
+        if arrival is not None:
+            return arrival
         if all(self._closed):
             task = self._clean_up_task()
             self._done = task is None
@@ -228,106 +244,44 @@ class MetadataMJoin(PromisedState):
             return task
         if not self._stalled:
             return None
-        self.purge_now()
+        self.promised.purge_now()
         return self._reactive_task()
-
-    def _close_inputs(self) -> None:
-        for side, intake in enumerate(self._intakes):
-            idle = not intake.rows and not self._marks[side] and not self._pools[side]
-            if self._ended[side] and not self._closed[side] and idle:
-                self._closed[side] = True
-                self._input_closed(side)
-
-    def _choose(self, waiting: list[int]) -> tuple[int, int]:
-        for side, known in enumerate(self.known):
-            if known.clustered and self._intakes[side].rows and self._in_met_cluster(side):
-                return side, self._rows_of_cluster
-        chosen, most = self._schedule.choose(waiting)
-        other = 1 - chosen
-        # The choice of another input ends the turn, and with it the wait of those in the pool.
-        return (other, 0) if self._pools[other] and not self._pools[chosen] else (chosen, most)
-
-    def _in_met_cluster(self, side: int) -> bool:
-        """Whether the next rows belong to a cluster whose partner, the only one, has come."""
-        if not self.known[1 - side].unique or not self.met_last[side]:
-            return False
-        batch, numbers = self._intakes[side].next(self._ahead(side))
-        self._intakes[side].put_back(batch, numbers)
-        hashes, valid = self.codec.hash(side, self.plans[side].key_arrays(batch))
-        if valid is not None:
-            return False
-        self._rows_of_cluster = self.known[side].in_open_cluster(hashes)
-        return self._rows_of_cluster > 0
-
-    def _ahead(self, side: int) -> int:
-        """Rows before the next punctuation."""
-        marks = self._marks[side]
-        return marks[0][0] if marks else self._behind[side]
-
-    def _take(self, side: int, most: int) -> Task | None:
-        """The next rows of an input; None after a punctuation."""
-        pool, intake = self._pools[side], self._intakes[side]
-        ahead = self._ahead(side)
-        if pool and (not most or not ahead or not self.propagation.waits(1 - side)):
-            received = pool.pop(0)
-            assert received.numbers is not None
-            return PromisedArrival(self, side, received.batch, received.numbers)
-        if not ahead:
-            self.heed(side, self._at_head(side))
-            return None
-        pooled = sum(each.batch.nbytes for each in pool)
-        by_value = self._by_value[side] and self.propagation.waits(1 - side) and pooled < self.sizing.input_bytes
-        # Where purging can wait, so can the punctuations between rows that are taken together.
-        rows_at_once = ahead if by_value or self.policy.immediate else intake.rows
-        batch, numbers = intake.next(min(most, rows_at_once))
-        self._schedule.took(side, batch.num_rows)
-        passed = self._pass_marks(side, batch.num_rows)
-        if by_value:
-            batch, numbers = self._those_waited_for(side, batch, numbers)
-        return PromisedArrival(self, side, batch, numbers, passed) if batch.num_rows else None
-
-    def _at_head(self, side: int) -> list[KeyPattern]:
-        """The punctuations that stand before the next row; they are taken."""
-        marks = self._marks[side]
-        taken = [marks.popleft()[1]]
-        while marks and not marks[0][0] and len(taken) < _MOST_AT_ONCE:
-            taken.append(marks.popleft()[1])
-        return taken
-
-    def _pass_marks(self, side: int, rows: int) -> list[tuple[int, KeyPattern]]:
-        """The punctuations among the next so many rows, each with the rows before it; all of them are taken."""
-        marks, passed, before = self._marks[side], [], 0
-        while marks and before + marks[0][0] < rows:
-            gap, pattern = marks.popleft()
-            before += gap
-            passed.append((before, pattern))
-        if marks:
-            marks[0] = (marks[0][0] - (rows - before), marks[0][1])
-        else:
-            self._behind[side] -= rows - before
-        return passed
-
-    def _those_waited_for(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> tuple[pa.RecordBatch, Int64]:
-        """The rows that a punctuation of the other input waits for; the others go to the pool."""
-        keys = self.plans[side].key_arrays(batch)
-        hashes, _ = self.codec.hash(side, keys)
-        urgent = self.known[1 - side].range.contains(hashes, lambda: keys)
-        if urgent.all():
-            return batch, numbers
-        later = np.flatnonzero(~urgent)
-        self._pools[side].append(Received(batch.take(pa.array(later)), numbers[later]))
-        now = np.flatnonzero(urgent)
-        return batch.take(pa.array(now)), numbers[now]
 
     def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
         return PromisedArrival(self, side, batch, numbers)
+
+    def is_closed(self, side: int) -> bool:
+        """Whether an input has ended and nothing of it waits."""
+        return self._closed[side]
+
+    def admit(self, arrival: Arrival, count: int) -> int:
+        """Make room for those of the next rows that are to be kept; returns for how many rows, at least one."""
+        assert isinstance(arrival, PromisedArrival)
+        table = self.tables[arrival.input]
+        while True:
+            hashes, parts, columns = arrival.piece(count)
+            first = arrival.next
+            clock = self.clock
+            keep = self.promised.to_be_kept(arrival.input, hashes, parts, lambda: arrival.keys(first, count))  # noqa: B023
+            rows = np.flatnonzero(keep)
+            kept = columns if len(rows) == count else [column.take(pa.array(rows)) for column in columns]
+            of_kept = parts[rows]
+            wide_enough = self._allow_widest(arrival.input, arrival.widest)
+            if wide_enough and self.secure(lambda: table.reserve(of_kept, kept)):  # noqa: B023
+                if self.clock != clock:
+                    continue  # what was flushed may be what these rows must wait for
+                arrival.keep = keep
+                return count
+            if count == 1:
+                raise self._no_room_for(arrival)
+            count //= 2
 
     # --- punctuations ---
 
     def heed(self, side: int, patterns: Sequence[KeyPattern]) -> None:
         """Punctuations stand at the head of their input."""
         if self.budget.free < _RARELY_MORE:  # what is not needed any more makes room for what is to be remembered
-            self.purge_now()
+            self.promised.purge_now()
         values = [pattern.values for pattern in patterns if pattern.values is not None]
         if values:
             together = KeyPattern(side, [pa.concat_arrays(column) for column in zip(*values, strict=True)])
@@ -336,7 +290,7 @@ class MetadataMJoin(PromisedState):
             if pattern.values is None:
                 self.known[side].add(pattern)
         self.propagation.add(patterns)
-        self.promises_made(side)
+        self.promised.promises_made(side)
 
     def is_over(self, side: int, hashes: Int64, keys: Callable[[], list[pa.Array]]) -> Bool:
         """Which of some keys an input will not send any more."""
@@ -344,7 +298,7 @@ class MetadataMJoin(PromisedState):
             return np.ones(len(hashes), np.bool_)
         over = self.known[side].range.contains(hashes, keys)
         if self.known[side].unique:
-            over |= self.in_memory(side, hashes, self.tables[side].parts_of(hashes), keys)
+            over |= self.promised.in_memory(side, hashes, self.tables[side].parts_of(hashes), keys)
         return over
 
     def range_is_over(self, side: int, pattern: KeyPattern) -> bool:
@@ -352,31 +306,57 @@ class MetadataMJoin(PromisedState):
         over = self._closed[side] or self.known[side].range.covers(pattern)
         return over and not any(disk.total_rows for disk in self.disks)
 
+    # --- memory ---
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        # Clean-up has row numbers in its hands; and then there is nothing left to purge.
+        if not all(self._closed) and self.promised.purge_now():
+            return True
+        return super()._flush_one(spared)
+
+    def _flush_now(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
+        for part, _ in portions:
+            self.promised.remember_part(side, part)
+        super()._flush_now(side, portions)
+
+    def forget(self, side: int, part: int) -> None:
+        """Drop a partition from memory."""
+        self.promised.remember_part(side, part)
+        super().forget(side, part)
+
+    def last_departure(self, side: int, part: int) -> int:
+        """The last tick at which a row left this partition's memory for the disk."""
+        return max(super().last_departure(side, part), self.promised.last_left(side, part))
+
+    def visit_ended(self, side: int, part: int, covered: int, rows: int) -> None:
+        """A memory partition has met rows of the other side's disk: if it met all, promises count for it again."""
+        if covered == rows:
+            self.promised.visit_ended(side, part)
+
+    def _input_closed(self, side: int) -> None:
+        super()._input_closed(side)
+        # Nothing comes any more, whatever was promised; and the other input's rows need not be told apart by it.
+        self.known[side].clear()
+
     # --- snapshots ---
+
+    def still_in_memory(self, side: int, parts: Int32, ticks: Int64) -> Bool:
+        """Which rows have not left memory since a snapshot wrote them."""
+        return super().still_in_memory(side, parts, ticks) & ~self.promised.left_since(side, ticks)
 
     def waiting(self, side: int) -> list[Received]:
         """One input's rows that were received and are not in memory yet."""
         waiting = super().waiting(side)
         at_hand = isinstance(self._task, Arrival) and self._task.input == side
-        return [*waiting[:at_hand], *self._pools[side], *waiting[at_hand:]]
+        return [*waiting[:at_hand], *self.turns.pools[side], *waiting[at_hand:]]
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         segments, state = super()._own_state()
-        marks = []
-        for side in (0, 1):
-            # In a snapshot the rows of the pool stand in the queue again.
-            pooled = sum(each.batch.num_rows for each in self._pools[side])
-            gaps = [[gap, pattern.to_state()] for gap, pattern in self._marks[side]]
-            behind = self._behind[side]
-            if gaps:
-                gaps[0][0] += pooled
-            else:
-                behind += pooled
-            marks.append([gaps, behind])
-        return segments, {
+        lists, promised = self.promised.to_state()
+        return [*segments, *lists], {
             **state,
-            "marks": marks,
-            "schedule": self._schedule.to_state(),
+            "promised": promised,
+            "turns": self.turns.to_state(),
             "unused": list(self.unused),
             "known": [known.to_state() for known in self.known],
             "propagation": self.propagation.to_state(),
@@ -384,10 +364,8 @@ class MetadataMJoin(PromisedState):
 
     def _load_own(self, state: dict[str, Any]) -> None:
         super()._load_own(state)
-        for side, (gaps, behind) in enumerate(state["marks"]):
-            self._marks[side].extend((gap, KeyPattern.of_state(saved)) for gap, saved in gaps)
-            self._behind[side] = behind
-        self._schedule.load(state["schedule"])
+        self.promised.load(state["promised"])
+        self.turns.load(state["turns"])
         self.unused = list(state["unused"])
         for known, saved in zip(self.known, state["known"], strict=True):
             known.load(saved)
@@ -396,9 +374,7 @@ class MetadataMJoin(PromisedState):
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
-        for side, intake in enumerate(self._intakes):
-            counted = self._behind[side] + sum(gap for gap, _ in self._marks[side])
-            assert counted == intake.rows, "every row stands before or behind a punctuation"
+        self.turns.check()
 
 
 def _can_be_taken(schema: pa.Schema) -> bool:

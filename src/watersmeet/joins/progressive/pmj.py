@@ -9,15 +9,15 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.protocol import LEFT, RIGHT
 from watersmeet.core.spec import JoinSpec
-from watersmeet.engine.arrival import UNIT_OF_WORK, Arrival, Task
+from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain, Sizing
-from watersmeet.joins.progressive.run_merging import MergingJoin
+from watersmeet.joins.progressive.run_merging import Merges
+from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.ledger import FlushLedger
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import RangeCodec, RangeLookup, RangePlan
-from watersmeet.matching.sorted_lookup import CloseValues, SortedRows
-from watersmeet.records.intake import Received
+from watersmeet.matching.sorted_lookup import CloseValues, Meeting, SameHash, SortedRows
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan, Rows, TableRows
 from watersmeet.spill.store import Store
@@ -25,7 +25,7 @@ from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.range_table import SortedSide, sorted_layout, sorted_row_bytes
 
 
-class PMJ(MergingJoin):
+class PMJ(SpillingJoin):
     """Sort-merge join that does not wait for the end of its inputs [1]_.
 
     ```
@@ -65,16 +65,16 @@ class PMJ(MergingJoin):
     """
 
     name: ClassVar[str] = "pmj"
+    sorted_runs: ClassVar[bool] = True
     joins_ranges: ClassVar[bool] = True
 
     def __init__(
         self, spec: JoinSpec, memory: int, store: Store, *, prompt: bool = True, grain: Grain | None = None
     ) -> None:
-        super().__init__(spec, memory, store, "all", prompt, grain)
-        if isinstance(self.codec, RangeCodec):
-            self._meeting = CloseValues(self.codec)
+        super().__init__(spec, memory, store, "all", grain)
+        self._meeting: Meeting = CloseValues(self.codec) if isinstance(self.codec, RangeCodec) else SameHash()
+        self.stages = Merges(self, prompt, grain, self._meeting)
         self.ledger = FlushLedger(self.sizing.layout.partitions, self.budget.reservation("history of merges"))
-        self._set_aside: Arrival | None = None
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -121,26 +121,12 @@ class PMJ(MergingJoin):
     def _work(self, fuel: int) -> int:
         task = self._task
         if isinstance(task, Arrival) and task.waits and not self._has_room(task, 1) and self._rows_in_tables:
-            self._set_aside, self._task = task, MemoryJoin(self)
+            self._hold_up_for(MemoryJoin(self))
         return super()._work(fuel)
 
     @property
     def _rows_in_tables(self) -> int:
         return sum(table.rows for table in self.tables)
-
-    def _next_task(self) -> Task | None:
-        if self._set_aside is not None:
-            arrival, self._set_aside = self._set_aside, None
-            return arrival
-        return super()._next_task()
-
-    @property
-    def _arrivals_wait(self) -> bool:
-        return self._set_aside is not None or super()._arrivals_wait
-
-    def _give_way(self, task: Task) -> int:
-        # Rows have to wait while memory is joined: that is what makes room for them.
-        return task.work(UNIT_OF_WORK) if isinstance(task, MemoryJoin) else super()._give_way(task)
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Take as many rows as there is room for."""
@@ -155,7 +141,7 @@ class PMJ(MergingJoin):
             return True
         for each in self.tables:
             each.trim(self.budget.total)
-        return table.reserve(parts, columns)
+        return bool(table.reserve(parts, columns))
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         """The last resort, where not even one row has room: rows leave without having been joined, at times that
@@ -163,7 +149,7 @@ class PMJ(MergingJoin):
         """
         if not self._rows_in_tables:
             return False
-        self._bring_all_to_disk(range(self.sizing.layout.partitions))
+        self.bring_to_disk(range(self.sizing.layout.partitions))
         return True
 
     @property
@@ -217,13 +203,6 @@ class PMJ(MergingJoin):
         return MemoryJoin(self) if self._rows_in_tables else super()._clean_up_task()
 
     # --- snapshots ---
-
-    def waiting(self, side: int) -> list[Received]:
-        """One input's rows that were received and are not in memory yet, those set aside first."""
-        waiting = super().waiting(side)
-        if self._set_aside is not None and self._set_aside.input == side:
-            waiting.insert(0, self._set_aside.unfinished())
-        return waiting
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         return MemoryJoin.resumed(self, state) if state["kind"] == "memory-join" else super()._load_task(state)

@@ -47,7 +47,7 @@ class PromisedArrival(Arrival):
             if self.next == self.rows:
                 return 1
             count = self._join.admit(self, min(fuel, self.rows - self.next))
-            self._join.check_word(self, count)
+            self._join.promised.check_word(self, count)
             self.take_slice(count)
         assert self.lookup is not None
         return self.lookup.work(self._join.pairs, fuel, self._join.meter)
@@ -69,7 +69,7 @@ class PromisedArrival(Arrival):
                 )
             join.meter.inserts += kept
             join.rows_kept(self.input, parts[rows])
-        join.not_kept(self.input, hashes, lambda: self.keys(self.next, count), ~keep)
+        join.promised.not_kept(self.input, hashes, lambda: self.keys(self.next, count), ~keep)
         self._first = self.next
         self.next += count
         self._settled = False
@@ -80,7 +80,7 @@ class PromisedArrival(Arrival):
         if not self._settled:
             self._settled = True
             first, count = self._first, self.next - self._first
-            self._join.met_memory(
+            self._join.promised.met_memory(
                 self.input, self._hashes[0][first : self.next], self._parts[first : self.next],
                 lambda: self.keys(first, count),
             )  # fmt: skip

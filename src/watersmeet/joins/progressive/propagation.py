@@ -105,7 +105,7 @@ class Propagation:
         ready = np.ones(len(waiting), np.bool_)
         hashes, owners, keys = self._together(side)
         if len(hashes):
-            over = join.is_over(1 - side, hashes, lambda: keys) & join.nothing_on_disk(hashes)
+            over = join.is_over(1 - side, hashes, lambda: keys) & join.promised.nothing_on_disk(hashes)
             ready[owners[~over]] = False
         for i, each in enumerate(waiting):
             if each.pattern.values is None:

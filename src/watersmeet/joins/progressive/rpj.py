@@ -12,13 +12,14 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Task
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.progressive.disk_visits import Visit, Visits
-from watersmeet.joins.progressive.run_merging import MergingJoin
+from watersmeet.joins.progressive.run_merging import Merges
+from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.policies.reactive import AccessCosts, BestRate, ExpectedResults, ReactiveTask
 from watersmeet.spill.store import Store
 
 
-class RPJ(MergingJoin):
+class RPJ(SpillingJoin):
     """Keep in memory what the next arrivals will most likely meet, and spend silences where they pay most [1]_.
 
     ```
@@ -69,6 +70,7 @@ class RPJ(MergingJoin):
     """
 
     name: ClassVar[str] = "rpj"
+    sorted_runs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -83,8 +85,9 @@ class RPJ(MergingJoin):
         grain: Grain | None = None,
         costs: AccessCosts | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush, prompt, grain, patience)
-        self._visits = Visits(self, self)
+        super().__init__(spec, memory, store, flush, grain)
+        self.stages = self._merges = Merges(self, prompt, grain, patience=patience)
+        self._visits = Visits(self)
         self._best_rate = BestRate(reactive, costs)
         self.expected = ExpectedResults(self.sizing.layout.partitions)
 
@@ -133,41 +136,41 @@ class RPJ(MergingJoin):
     # --- reactive ---
 
     def _can_react(self) -> bool:
-        return self._suspended is not None or self._choose() is not None
+        return self._merges.suspended is not None or self._choose() is not None
 
     def _choose(self) -> ReactiveTask | None:
         """The best task that there is memory to remember; None if there is none, or none better than the merge that was
         set aside: visits of other partitions may go first, and no other merge may.
         """
-        aside = None if self._suspended is None else self._suspended.merge.part
+        suspended = self._merges.suspended
+        aside = None if suspended is None else suspended.merge.part
         partitions = range(self.sizing.layout.partitions)
         runs = np.array([[disk.run_count(part) for part in partitions] for disk in self.disks])
         pages = np.array([[disk.pages(part) for part in partitions] for disk in self.disks])
-        for task in self._best_rate.choose(self.expected, runs, pages, self.fan_in):
+        for task in self._best_rate.choose(self.expected, runs, pages, self._merges.fan_in):
             if aside is not None and task.part == aside:
                 if task.kind == "dd":
                     return None
             elif task.kind == "md":
                 if self._visits.has_news(task.side, task.part) and self._visits.may_begin(task.side, task.part):
                     return task
-            elif aside is None and self.unmerged(task.part) and self.may_merge():
+            elif aside is None and self._merges.unmerged(task.part) and self._merges.may_begin():
                 return task
         return None
 
     def _reactive_task(self) -> Task | None:
         task = self._choose()
         if task is None:
-            return self.take_suspended()
-        return self._visits.begin(task.side, task.part) if task.kind == "md" else self.begin_merge(task.part)
+            return self._merges.take_suspended()
+        return self._visits.begin(task.side, task.part) if task.kind == "md" else self._merges.begin(task.part)
 
     def _give_way(self, task: Task) -> int:
-        if not (self._prompt and isinstance(task, Visit)):
+        if not (self._merges.prompt and isinstance(task, Visit)):
             return super()._give_way(task)
-        if not task.between_rows:
-            return task.work(1)
-        task.finish()
-        self._task = None
-        return 1
+        used, ended = task.give_way()
+        if ended:
+            self._task = None
+        return used
 
     # --- checks and snapshots ---
 

@@ -1,25 +1,26 @@
-"""What joins that merge sorted runs have in common: merging operations that give way to arrivals, and the clean-up."""
+"""Sorted runs that are merged, with their pairs found on the way: operations that give way to arrivals, and the end."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import UNIT_OF_WORK, Task
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.progressive.spilling import SpillingJoin
+from watersmeet.matching.found_pairs import PairBuffer
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.merge import Group, Merge, group_to_merge
 from watersmeet.matching.sorted_lookup import Meeting, SameHash
 from watersmeet.memory import format_bytes
-from watersmeet.policies.flush import FlushPolicy
 from watersmeet.runs.catalogue import DiskSide, Run
 from watersmeet.runs.sort import RunWriter
-from watersmeet.spill.store import Store
+
+if TYPE_CHECKING:
+    from watersmeet.joins.progressive.spilling import SpillingJoin
 
 _LEAST_FAN_IN = 2
 _MOST_FAN_IN = 8
@@ -58,247 +59,235 @@ class _Tails:
         return self.depth * (fan_in + window_pages) + 1 + self.pages_again
 
 
-class MergingJoin(SpillingJoin):
-    """A progressive join whose runs are sorted, and merged with their pairs found on the way."""
+def least_for_merging(spec: JoinSpec) -> int:
+    """Bytes without which runs cannot be merged."""
+    tails = _Tails.of(spec, 0)
+    merge_buffers = 2 * tails.pages(_LEAST_FAN_IN, 1) * _LEAST_PAGE
+    return merge_buffers + _LEAST_CATALOGUE + tails.pages_again * _LEAST_FOR_WIDE_ROWS
 
-    sorted_runs: ClassVar[bool] = True
-    _meeting: Meeting = SameHash()
+
+class Merges:
+    """Merges of sorted runs, in silences and at the end; their pairs are found on the way."""
 
     def __init__(
         self,
-        spec: JoinSpec,
-        memory: int,
-        store: Store,
-        flush: FlushPolicy | str,
+        join: SpillingJoin,
         prompt: bool,
         grain: Grain | None = None,
+        meeting: Meeting | None = None,
         patience: int = 0,
     ) -> None:
-        least = self.least_memory(spec)
-        if memory < least:
-            raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
-                f"least {format_bytes(least)}"
-            )
-        super().__init__(spec, memory, store, flush, grain)
-        self._tails = _Tails.of(spec, memory)
-        eighth = memory // 8 // self.sizing.page_bytes
+        """`meeting` says which rows of two sorted runs match: those of one hash, unless it is given. `patience` is how
+        many rows may wait for a merge; without `prompt`, all do.
+        """
+        memory, page_bytes = join.budget.total, join.sizing.page_bytes
+        self._join = join
+        self._meeting = meeting or SameHash()
+        self._tails = _Tails.of(join.spec, memory)
+        eighth = memory // 8 // page_bytes
         self.fan_in = max(_LEAST_FAN_IN, min(eighth // (2 * self._tails.depth) - 1, _MOST_FAN_IN))
         self._most_fan_in = _MOST_FAN_IN_AT_LAST
         if grain is not None and grain.fan_in is not None:
             self.fan_in = self._most_fan_in = grain.fan_in
         self._window_pages = 1 if memory < _SMALL else 2
         pages = self._tails.pages(self.fan_in, self._window_pages)
-        self.rows_buffered = 2 + pages
-        self._merge_buffers = self.budget.reservation("merge buffers")
-        self._merge_buffers.grow(2 * pages * self.sizing.page_bytes)
-        self._prompt = prompt
+        join.rows_buffered = 2 + pages
+        self._buffers = join.budget.reservation("merge buffers")
+        self._buffers.grow(2 * pages * page_bytes)
+        self.prompt = prompt
         self._patience = patience
-        self._suspended: MergeTask | None = None
+        self.suspended: MergeTask | None = None
+        """The merge that gave way to arrivals; it goes on before any other."""
         self._to_clean: list[int] | None = None
-
-    @classmethod
-    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
-        """The smallest budget this join can work in, if no single row is large."""
-        tails = _Tails.of(spec, 0)
-        merge_buffers = 2 * tails.pages(_LEAST_FAN_IN, 1) * _LEAST_PAGE
-        wide_rows = tails.pages_again * _LEAST_FOR_WIDE_ROWS
-        return cls._least_for_rows(spec) + merge_buffers + _LEAST_CATALOGUE + wide_rows
 
     # --- merging ---
 
     def unmerged(self, part: int) -> bool:
         """Whether rows on both sides' disks may not have met each other."""
-        return not self.ledger.all_merged(part, self.disks[0].rows[part], self.disks[1].rows[part])
+        left, right = self._join.disks
+        return not self._join.ledger.all_merged(part, left.rows[part], right.rows[part])
 
-    def may_merge(self) -> bool:
+    def may_begin(self) -> bool:
         """Whether there is memory to remember a merge."""
-        return self.ledger.try_reserve_merge()
+        return self._join.ledger.try_reserve_merge()
 
-    def begin_merge(self, part: int) -> MergeTask:
-        """The next merging operation on a partition; `may_merge` was asked."""
-        self.clock += 1
-        pages_room, window = (count * self.sizing.page_bytes for count in (self.fan_in, self._window_pages))
+    def begin(self, part: int) -> MergeTask:
+        """The next merging operation on a partition; `may_begin` was asked."""
+        join = self._join
+        join.clock += 1
+        pages_room, window = (count * join.sizing.page_bytes for count in (self.fan_in, self._window_pages))
         # At last all the memory that is free serves the merge: half of it the runs' pages, the rest larger windows.
-        spare = max(0, self.budget.free - _SLACK) // (2 * self._tails.depth) if all(self._closed) else 0
+        spare = max(0, join.budget.free - _SLACK) // (2 * self._tails.depth) if join.all_ended else 0
         groups, more = [], 0
-        for side, disk in enumerate(self.disks):
+        for side, disk in enumerate(join.disks):
             sizes = self._page_sizes(side, part)
             room = pages_room + spare // 2
-            most = _MOST_FAN_IN_AT_LAST if all(self._closed) else self._most_fan_in
+            most = _MOST_FAN_IN_AT_LAST if join.all_ended else self._most_fan_in
             first, count = group_to_merge(disk.levels(part), self.fan_in, sizes, room, most)
             groups.append((first, count))
             if count > self.fan_in:  # as many have their room, however wide their rows are
                 more = max(more, sum(sizes[first : first + count]) - pages_room)
         larger = max(0, min(spare - more, pages_room + more))
         # The last operation of the clean-up meets everything and so need not write anything.
-        last = all(self._closed) and all(
-            count == disk.run_count(part) for disk, (_, count) in zip(self.disks, groups, strict=True)
+        last = join.all_ended and all(
+            count == disk.run_count(part) for disk, (_, count) in zip(join.disks, groups, strict=True)
         )
         buffers = 2 * self._tails.depth * (more + larger)
-        return self._merge(part, groups, self.clock, last, window + larger, buffers)
+        return self._task(part, groups, join.clock, last, window + larger, buffers)
 
     def _page_sizes(self, side: int, part: int) -> list[int]:
         """What the longest page of each run may take."""
-        widest = self.pairs.widest[side]
-        most = max(self.sizing.page_bytes, widest)
-        return [min(most, rows * (widest + _ROW_BYTES)) for rows in self.disks[side].longest_pages(part).tolist()]
+        widest = self._join.pairs.widest[side]
+        most = max(self._join.sizing.page_bytes, widest)
+        return [min(most, rows * (widest + _ROW_BYTES)) for rows in self._join.disks[side].longest_pages(part).tolist()]
 
-    def _merge(
+    def _task(
         self, part: int, groups: list[tuple[int, int]], tick: int, last: bool, window_bytes: int, buffers: int
     ) -> MergeTask:
-        self._merge_buffers.grow(buffers)
+        join = self._join
+        self._buffers.grow(buffers)
         left, right = (
             Group(first, tuple(disk.runs(part)[first : first + count]))
-            for disk, (first, count) in zip(self.disks, groups, strict=True)
+            for disk, (first, count) in zip(join.disks, groups, strict=True)
         )
         writers = [
             None
             if last or len(group.runs) == 1
-            else RunWriter(self.store, disk, part, tick, plan.types, self.sizing.page_bytes)
-            for disk, group, plan in zip(self.disks, (left, right), self.plans, strict=True)
+            else RunWriter(join.store, disk, part, tick, plan.types, join.sizing.page_bytes)
+            for disk, group, plan in zip(join.disks, (left, right), join.plans, strict=True)
         ]
         out = (writers[0], writers[1])
         keeps_tails = self._tails.depth > 1
         merge = Merge(
-            self.disks, self.ledger, part, (left, right), out, self.meter, window_bytes, self._meeting, keeps_tails
+            join.disks, join.ledger, part, (left, right), out, join.meter, window_bytes, self._meeting, keeps_tails
         )
-        return MergeTask(self, merge, tick, last, buffers)
+        return MergeTask(self, join.pairs, merge, tick, last, buffers)
 
-    def end_merge(self, task: MergeTask) -> None:
+    def ended(self, task: MergeTask) -> None:
         """Put the merged runs in the place of those they were made of, and record who has met."""
-        merge, part = task.merge, task.merge.part
-        self._merge_buffers.shrink(task.buffers)
+        join, merge, part = self._join, task.merge, task.merge.part
+        self._buffers.shrink(task.buffers)
         merge.seal()
-        for disk, group, writer in zip(self.disks, merge.groups, merge.writers, strict=True):
+        for disk, group, writer in zip(join.disks, merge.groups, merge.writers, strict=True):
             if writer is not None:
                 run = writer.run(group.ordinals[0], group.level)
                 self._claim_entry(disk, part, group, run)
-                self.saver.discard(disk.replace(part, group.first, len(group.runs), run))
+                join.saver.discard(disk.replace(part, group.first, len(group.runs), run))
         left, right = merge.groups
-        self.ledger.record_merge(part, left.ordinals, right.ordinals)
-        self.merge_ended(part, left.ordinals, right.ordinals)
+        join.ledger.record_merge(part, left.ordinals, right.ordinals)
+        join.merge_ended(part, left.ordinals, right.ordinals)
 
     def _claim_entry(self, disk: DiskSide, part: int, group: Group, run: Run) -> None:
         self._insist(lambda: disk.try_claim(part, group.first, len(group.runs), run))
 
     def _insist(self, claim: Callable[[], bool]) -> None:
         """Claim memory for the records of a merge, which must not fail."""
-        if not self.secure(claim):
+        if not self._join.secure(claim):
             raise BudgetError(
-                f"{format_bytes(self.budget.total)} of memory are too little to remember all runs that were spilled; "
-                f"allow more memory"
+                f"{format_bytes(self._join.budget.total)} of memory are too little to remember all runs that were "
+                f"spilled; allow more memory"
             )
 
-    def merge_ended(self, part: int, left: tuple[int, int], right: tuple[int, int]) -> None:
-        """These ordinals of both sides' disks have met."""
+    # --- silences, where there is nothing to choose from but the next merge ---
+
+    def can_react(self) -> bool:
+        """Whether there is a merge to do, and memory to remember it."""
+        return self.suspended is not None or (self._choose() is not None and self.may_begin())
+
+    def react(self) -> Task | None:
+        """The merge that gave way, or the next."""
+        if self.suspended is not None:
+            return self.take_suspended()
+        part = self._choose()
+        return self.begin(part) if part is not None and self.may_begin() else None
+
+    def _choose(self) -> int | None:
+        return next((part for part in range(self._join.sizing.layout.partitions) if self.unmerged(part)), None)
 
     def take_suspended(self) -> Task | None:
         """The merge that gave way to arrivals, to go on with."""
-        task, self._suspended = self._suspended, None
+        task, self.suspended = self.suspended, None
         return task
 
-    @property
-    def patience(self) -> int:
-        """None, what it was given, or that of a task which is not to be interrupted."""
-        uninterrupted = not self._prompt and self._task is not None and not self._task.done
-        return sys.maxsize if uninterrupted else self._patience
+    def patience(self, task: Any) -> int:
+        """What it was given, or that of a task which is not to be interrupted."""
+        return sys.maxsize if not self.prompt and task is not None and not task.done else self._patience
 
-    def _give_way(self, task: Task) -> int:
-        if not self._prompt:
-            return task.work(UNIT_OF_WORK)
+    def give_way(self, task: Any) -> tuple[int, bool]:
+        """Set the merge aside, unless rows are to wait for it."""
+        if not self.prompt:
+            return task.work(UNIT_OF_WORK), False
         assert isinstance(task, MergeTask)
-        task.merge.suspend(self.pairs)
-        self._suspended, self._task = task, None
-        return 1
-
-    # --- reactive, where there is nothing to choose from but the next merge ---
-
-    def _can_react(self) -> bool:
-        return self._suspended is not None or (self._choose_merge() is not None and self.may_merge())
-
-    def _choose_merge(self) -> int | None:
-        return next((part for part in range(self.sizing.layout.partitions) if self.unmerged(part)), None)
-
-    def _reactive_task(self) -> Task | None:
-        if not self._can_react():
-            return None
-        if self._suspended is not None:
-            return self.take_suspended()
-        part = self._choose_merge()
-        assert part is not None
-        return self.begin_merge(part)
+        task.merge.suspend(self._join.pairs)
+        self.suspended = task
+        return 1, True
 
     # --- clean-up ---
 
-    def _clean_up_task(self) -> Task | None:
-        if self._suspended is not None:
+    def clean_up(self) -> Task | None:
+        """The next merge of a partition that has rows which have not met."""
+        join = self._join
+        if self.suspended is not None:
             return self.take_suspended()
         if self._to_clean is None:
             self._to_clean = self._bring_memory_to_disk()
-            for table in self.tables:
-                table.trim(self.budget.total)
+            for table in join.tables:
+                table.trim(join.budget.total)
         while self._to_clean:
             part = self._to_clean[0]
             if self.unmerged(part):
-                self._insist(self.may_merge)
-                return self.begin_merge(part)
-            self.drop_partition(self._to_clean.pop(0))
+                self._insist(self.may_begin)
+                return self.begin(part)
+            join.drop_partition(self._to_clean.pop(0))
         return None
 
     def _bring_memory_to_disk(self) -> list[int]:
         """Let rows in memory join their partitions' runs, and forget partitions that have nothing more to give; returns
         the others.
         """
-        parts = []
-        for part in range(self.sizing.layout.partitions):
-            on_disk = [disk.rows[part] for disk in self.disks]
-            held = [rows + int(table.part_rows[part]) for rows, table in zip(on_disk, self.tables, strict=True)]
+        join, parts = self._join, []
+        for part in range(join.sizing.layout.partitions):
+            on_disk = [disk.rows[part] for disk in join.disks]
+            held = [rows + int(table.part_rows[part]) for rows, table in zip(on_disk, join.tables, strict=True)]
             if any(on_disk) and all(held):
                 parts.append(part)
             else:
-                self.drop_partition(part)
-        self._bring_all_to_disk(parts)
+                join.drop_partition(part)
+        join.bring_to_disk(parts)
         return parts
-
-    def _bring_all_to_disk(self, parts: Sequence[int]) -> None:
-        for side in (0, 1):
-            held = self.whole(side, parts)
-            if held:
-                self.flush(side, held)
 
     # --- snapshots ---
 
-    def close(self) -> None:
-        """Let go of everything."""
-        for task in (self._task, self._suspended):
-            if isinstance(task, MergeTask):
-                task.abort()
-        self._suspended = None
-        super().close()
+    def close(self, task: Any) -> None:
+        """Leave no unfinished runs behind."""
+        for each in (task, self.suspended):
+            if isinstance(each, MergeTask):
+                each.abort()
+        self.suspended = None
 
-    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        merges = [task for task in (self._task, self._suspended) if isinstance(task, MergeTask)]
-        for task in merges:
-            task.merge.seal()
-        segments, state = super()._own_state()
-        for task in merges:
-            segments += [name for writer in task.merge.writers if writer is not None for name in writer.segments()]
-        suspended = None if self._suspended is None else self._suspended.to_state()
-        return segments, {**state, "suspended": suspended, "to_clean": self._to_clean}
+    def to_state(self, task: Any) -> tuple[list[str], dict[str, Any]]:
+        """For a snapshot, with a task at hand."""
+        segments = []
+        for each in (task, self.suspended):
+            if isinstance(each, MergeTask):
+                each.merge.seal()
+                for writer in each.merge.writers:
+                    segments += [] if writer is None else writer.segments()
+        suspended = None if self.suspended is None else self.suspended.to_state()
+        return segments, {"suspended": suspended, "to_clean": self._to_clean}
 
-    def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
         self._to_clean = None if state["to_clean"] is None else list(state["to_clean"])
         if state["suspended"] is not None:
-            self._suspended = self._load_merge(state["suspended"])
+            self.suspended = self.resumed(state["suspended"])
 
-    def _load_task(self, state: dict[str, Any]) -> Task:
-        return self._load_merge(state) if state["kind"] == "merge" else super()._load_task(state)
-
-    def _load_merge(self, state: dict[str, Any]) -> MergeTask:
+    def resumed(self, state: dict[str, Any]) -> MergeTask | None:
+        """A merge that a snapshot was taken of; None if it is none."""
+        if state["kind"] != "merge":
+            return None
         groups = [(first, count) for first, count in state["groups"]]
-        task = self._merge(state["part"], groups, state["tick"], state["last"], state["window_bytes"], state["buffers"])
+        task = self._task(state["part"], groups, state["tick"], state["last"], state["window_bytes"], state["buffers"])
         task.resume(state)
         return task
 
@@ -306,11 +295,12 @@ class MergingJoin(SpillingJoin):
 class MergeTask:
     """A merging operation as a task of a join."""
 
-    def __init__(self, join: MergingJoin, merge: Merge, tick: int, last: bool, buffers: int) -> None:
+    def __init__(self, merges: Merges, pairs: PairBuffer, merge: Merge, tick: int, last: bool, buffers: int) -> None:
         self.merge = merge
         self.buffers = buffers
         """Bytes that it holds beyond what is set aside for merging."""
-        self._join = join
+        self._merges = merges
+        self._pairs = pairs
         self._tick = tick
         self._last = last
 
@@ -326,11 +316,11 @@ class MergeTask:
 
     def work(self, fuel: int) -> int:
         """Go on."""
-        return self.merge.work(self._join.pairs, fuel)
+        return self.merge.work(self._pairs, fuel)
 
     def finish(self) -> None:
         """Record what was achieved."""
-        self._join.end_merge(self)
+        self._merges.ended(self)
 
     def abort(self) -> None:
         """Leave no unfinished run behind."""
@@ -341,8 +331,8 @@ class MergeTask:
     def to_state(self) -> dict[str, Any]:
         """The merge for a snapshot."""
         own = {"kind": "merge", "tick": self._tick, "last": self._last, "buffers": self.buffers}
-        return {**own, **self.merge.to_state(self._join.pairs)}
+        return {**own, **self.merge.to_state(self._pairs)}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on where a snapshot was taken."""
-        self.merge.go_to(state, self._join.pairs)
+        self.merge.go_to(state, self._pairs)

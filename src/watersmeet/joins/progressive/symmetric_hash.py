@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.engine.arrival import Task
-from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.memory import format_bytes
 
 
-class SymmetricHash(ProgressiveJoin):
+class SymmetricHash(Operator):
     """Join without ever waiting, as long as both inputs fit into memory [1]_.
 
     ```
@@ -56,15 +55,3 @@ class SymmetricHash(ProgressiveJoin):
 
     def _input_closed(self, side: int) -> None:
         self.forget(1 - side, 0)
-
-    def _can_react(self) -> bool:
-        return False
-
-    def _reactive_task(self) -> Task | None:
-        return None
-
-    def _give_way(self, task: Task) -> int:
-        raise AssertionError("there is no reactive work")
-
-    def _clean_up_task(self) -> Task | None:
-        return None

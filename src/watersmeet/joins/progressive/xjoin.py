@@ -80,79 +80,76 @@ class XJoin(SpillingJoin):
         grain: Grain | None = None,
     ) -> None:
         super().__init__(spec, memory, store, flush, grain)
+        self.stages = VisitStages(self, prompt)
+
+
+class VisitStages:
+    """What XJoin does in silences, visits; and at the end, partition by partition."""
+
+    def __init__(self, join: SpillingJoin, prompt: bool) -> None:
+        self._join = join
         self._prompt = prompt
-        self._visits = Visits(self)
+        self.visits = Visits(join)
         self._to_clean: list[int] | None = None
 
-    # --- reactive ---
-
-    def _can_react(self) -> bool:
+    def can_react(self) -> bool:
+        """Whether a visit would find something, and can be remembered."""
         chosen = self._choose_visit()
-        return chosen is not None and self._visits.may_begin(*chosen)
+        return chosen is not None and self.visits.may_begin(*chosen)
+
+    def react(self) -> Task | None:
+        """The next visit."""
+        chosen = self._choose_visit()
+        return self.visits.begin(*chosen) if chosen is not None and self.visits.may_begin(*chosen) else None
 
     def _choose_visit(self) -> tuple[int, int] | None:
         """The largest memory partition that has rows which have not visited the other side's disk."""
         best, most = None, 0
-        for side in (0, 1):
-            for part in np.flatnonzero(self.tables[side].part_rows > most):
-                if self.tables[side].part_rows[part] > most and self._visits.has_news(side, int(part)):
-                    best, most = (side, int(part)), int(self.tables[side].part_rows[part])
+        for side, table in enumerate(self._join.tables):
+            for part in np.flatnonzero(table.part_rows > most):
+                if table.part_rows[part] > most and self.visits.has_news(side, int(part)):
+                    best, most = (side, int(part)), int(table.part_rows[part])
         return best
 
-    def _reactive_task(self) -> Task | None:
-        chosen = self._choose_visit()
-        if chosen is None or not self._visits.may_begin(*chosen):
-            return None
-        return self._visits.begin(*chosen)
-
-    @property
-    def patience(self) -> int:
+    def patience(self, task: Any) -> int:
         """None, or that of a visit which is not to be interrupted."""
-        uninterrupted = not self._prompt and isinstance(self._task, Visit) and not self._task.done
-        return sys.maxsize if uninterrupted else super().patience
+        return sys.maxsize if not self._prompt and isinstance(task, Visit) and not task.done else 0
 
-    def _give_way(self, task: Task) -> int:
-        assert isinstance(task, Visit)
-        if not self._prompt:
-            return task.work(UNIT_OF_WORK)
-        if task.between_rows:
-            task.finish()
-            self._task = None
-            return 1
-        return task.work(1)
+    def give_way(self, task: Visit) -> tuple[int, bool]:
+        """End the visit with the row at hand, unless rows are to wait for it."""
+        return task.give_way() if self._prompt else (task.work(UNIT_OF_WORK), False)
 
-    # --- clean-up ---
-
-    def _clean_up_task(self) -> Task | None:
+    def clean_up(self) -> Task | None:
+        """The next partition: the one with the most rows in memory, for its memory serves the others."""
         if self._to_clean is None:
-            self._to_clean = list(range(self.sizing.layout.partitions))
+            self._to_clean = list(range(self._join.sizing.layout.partitions))
+        left, right = self._join.tables
         while self._to_clean:
-            # The partition with the most rows in memory first: its memory serves the others.
-            part = max(self._to_clean, key=lambda p: int(self.tables[0].part_rows[p] + self.tables[1].part_rows[p]))
+            part = max(self._to_clean, key=lambda part: int(left.part_rows[part] + right.part_rows[part]))
             self._to_clean.remove(part)
-            task = CleanUp(self, part)
+            task = CleanUp(self._join, part)
             if not task.done:
                 return task
             task.finish()
         return None
 
-    # --- snapshots ---
+    def resumed(self, state: dict[str, Any]) -> Task | None:
+        """A task that a snapshot was taken of; None if it is none of these."""
+        if state["kind"] == "visit":
+            return self.visits.resumed(state)
+        return CleanUp.resumed(self._join, state) if state["kind"] == "clean-up" else None
 
-    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        segments, state = super()._own_state()
-        return segments, {**state, "visits": self._visits.to_state(), "to_clean": self._to_clean}
+    def to_state(self, task: Any) -> tuple[list[str], dict[str, Any]]:
+        """For a snapshot."""
+        return [], {"visits": self.visits.to_state(), "to_clean": self._to_clean}
 
-    def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
-        self._visits.load(state["visits"])
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self.visits.load(state["visits"])
         self._to_clean = None if state["to_clean"] is None else list(state["to_clean"])
 
-    def _load_task(self, state: dict[str, Any]) -> Task:
-        if state["kind"] == "visit":
-            return self._visits.resumed(state)
-        if state["kind"] == "clean-up":
-            return CleanUp.resumed(self, state)
-        return super()._load_task(state)
+    def close(self, task: Any) -> None:
+        """There is nothing unfinished on disk."""
 
 
 class _Stage(Enum):
@@ -169,7 +166,7 @@ class CleanUp:
     in memory (MEMORY) are looked up in what is then in memory; and so on with the next chunk.
     """
 
-    def __init__(self, join: XJoin, part: int) -> None:
+    def __init__(self, join: SpillingJoin, part: int) -> None:
         disks, tables = join.disks, join.tables
         self._join = join
         self._part = part
@@ -294,7 +291,7 @@ class CleanUp:
         }  # fmt: skip
 
     @classmethod
-    def resumed(cls, join: XJoin, state: dict[str, Any]) -> CleanUp:
+    def resumed(cls, join: SpillingJoin, state: dict[str, Any]) -> CleanUp:
         """A clean-up that a snapshot was taken of."""
         task = cls(join, state["part"])
         task._built = state["built"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.spilling import SpillingWindowJoin
+from watersmeet.joins.window.exact import ExactWindowJoin
 from watersmeet.policies.window import ArrivalFrequency, Train, supplier
 from watersmeet.spill.store import Store
 
@@ -35,7 +35,7 @@ class Shares:
     """When the entries of segments take so much of the memory, and so much of it can be saved, segments become one."""
 
 
-class AHEWJ(SpillingWindowJoin):
+class AHEWJ(ExactWindowJoin):
     """The adaptive, hash-partitioned exact window join [1]_.
 
     ```
@@ -116,7 +116,7 @@ class AHEWJ(SpillingWindowJoin):
         self.recent = int((memory - self.sizing.buffers) * (1 - self.shares.frequent))
         epoch = max(1, self.recent // max(table.row_bytes for table in self.tables))
         self.frequency = ArrivalFrequency(epoch, self.shares.decay)
-        self._trains = [Train(self.shares.train * self.blocks_of_a_dump) for _ in (0, 1)]
+        self._trains = [Train(self.shares.train * self.dumps.at_once) for _ in (0, 1)]
         self._epoch = epoch
         self._since_update = [0, 0]
         self._usual = [0.0, 0.0]
@@ -137,7 +137,7 @@ class AHEWJ(SpillingWindowJoin):
 
     def _suppliers(self) -> tuple[int, int]:
         least = int(self.shares.least_recent * self.recent)
-        first = supplier(self._arriving, self.frequency.counts, self._sizes(), (least, least), self.shares.threshold)
+        first = supplier(self.arriving, self.frequency.counts, self._sizes(), (least, least), self.shares.threshold)
         return first, 1 - first
 
     def victim(self) -> tuple[int, int] | None:
@@ -154,17 +154,17 @@ class AHEWJ(SpillingWindowJoin):
         """Stale blocks of all partitions, in trains."""
         for side in self._suppliers():
             table = self.tables[side]
-            blocks = self.stale(side)
+            blocks = self.dumps.stale(side)
             if len(blocks):
                 ages, parts = table.last_tick[blocks].tolist(), table.part_of[blocks].tolist()
                 stale = list(zip(ages, parts, blocks.tolist(), strict=True))
-                return side, self._trains[side].order(stale, self.blocks_of_a_dump)
+                return side, self._trains[side].order(stale, self.dumps.at_once)
         return 0, []
 
     def worth_keeping(self, side: int, results: int) -> bool:
         """More results than the least frequent block has, and than blocks have that leave memory, by a threshold."""
         # What is usual is not worth a copy: where all blocks are alike, they would only take each other's place.
-        least = max(float(self.frequent[side].least()), self._usual[side])
+        least = max(float(self.copies.frequent[side].least()), self._usual[side])
         return results > (1 + self.shares.threshold) * max(0.0, least)
 
     def block_left(self, side: int, results: int) -> None:
@@ -176,10 +176,7 @@ class AHEWJ(SpillingWindowJoin):
         if self._since_update[side] < self._epoch:
             return False
         self._since_update[side] = 0
-        recent = self.tables[1 - side].results
-        for results in (recent, *(piece.results for piece in self.disks[1 - side].pieces)):
-            results[:] = (results * self.shares.decay).astype(results.dtype)
-        self.frequent[1 - side].decay(self.shares.decay)
+        self.copies.let_fade(1 - side, self.shares.decay)
         return True
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:

@@ -13,7 +13,7 @@ from watersmeet.runs.window_runs import JOINED_BYTES
 from watersmeet.runs.window_segments import Piece
 
 if TYPE_CHECKING:
-    from watersmeet.joins.window.spilling import SpillingWindowJoin
+    from watersmeet.joins.window.exact import ExactWindowJoin
 
 
 _ROOM = 0.25
@@ -28,7 +28,7 @@ class Books:
     arrived. The rows of a partition stay in their order, in full blocks.
     """
 
-    def __init__(self, join: SpillingWindowJoin, share: float) -> None:
+    def __init__(self, join: ExactWindowJoin, share: float) -> None:
         self._join = join
         self._share = share
         self._rest = join.budget.total - join.sizing.buffers
@@ -54,7 +54,7 @@ class Books:
         """Let segments become one, as many as there is memory to do it; False if none can."""
         join, before = self._join, self.held
         wanted = sum(self._needed(piece) for disk in join.disks for piece in disk.pieces)
-        self._room.grow(join.make_free(min(wanted, int(_ROOM * self._rest))))
+        self._room.grow(join.dumps.make_free(min(wanted, int(_ROOM * self._rest))))
         try:
             for side in (0, 1):
                 self._shorten(side, self._room.held)

@@ -21,8 +21,8 @@ from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
+from watersmeet.engine.windows import ALWAYS, TimedLookup
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.window.windowed import ALWAYS, TimedLookup, WindowArrival, WindowJoin
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -82,7 +82,7 @@ class TimedRangeLookup(RangeLookup):
         """Fill the empty buffer with pairs; returns the fuel that took."""
         used = super().work(pairs, fuel, meter)
         if pairs.count:
-            self._join.delays.add_same(self._join.now - self._began, pairs.count)
+            self._join.timed.delays.add_same(self._join.now - self._began, pairs.count)
         return used
 
 
@@ -132,7 +132,7 @@ class EmitTask:
         return {"kind": "emit"}
 
 
-class WindowConfluence(Confluence, WindowJoin):
+class WindowConfluence(Confluence):
     """The same join for endless inputs: what has left its window is forgotten, in memory and on disk.
 
     As long as the windows fit, rows are looked up in memory as they arrive, and those that have expired go. When memory
@@ -179,6 +179,8 @@ class WindowConfluence(Confluence, WindowJoin):
     """
 
     name: ClassVar[str] = "confluence"
+    windowed: ClassVar[bool] = True
+    takes_punctuations: ClassVar[bool] = True
     emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]] = ("inner",)
@@ -189,7 +191,7 @@ class WindowConfluence(Confluence, WindowJoin):
     """Events that a run which spills goes through."""
     spec: WindowJoinSpec
     plans: tuple[WindowPlan, WindowPlan]
-    tables: tuple[WindowMemtable, ...]  # type: ignore[assignment]
+    tables: tuple[WindowMemtable, ...]
     debts: WindowDebts
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
@@ -201,7 +203,7 @@ class WindowConfluence(Confluence, WindowJoin):
         if spec.window.emit == "final" and spec.output is Output.ROWS:
             most = max(0, memory - self._least) // _HELD_SHARE
             self.held = HeldResults(spec.schema, self.budget, most, store, self.sizing.page_bytes, self.saver.discard)
-            self._result_times = ResultTimes(spec, self.timing)
+            self._result_times = ResultTimes(spec, self.timed.timing)
             self.found = FoundOrHeld(self.pairs, self.held)
 
     @classmethod
@@ -231,18 +233,18 @@ class WindowConfluence(Confluence, WindowJoin):
         """Rows stay for as long as others may come within their window, in the order of their times."""
 
     def _make_debts(self) -> WindowDebts:
-        return WindowDebts(self.tables, self.timing)
+        return WindowDebts(self.tables, self.timed.timing)
 
     def _reach(self, side: int) -> BandKeys | TimeReach | None:
         return self.codec.of(side) if isinstance(self.codec, TimeKeys) else super()._reach(side)
 
     def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
-        return partial(SettlingWithinWindow, self.timing, side)
+        return partial(SettlingWithinWindow, self.timed.timing, side)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
         other = self.tables[1 - side]
-        within = WithinWindow.arrived(self.timing, side, columns[TIME].to_numpy(), columns[FLOOR].to_numpy())
+        within = WithinWindow.arrived(self.timed.timing, side, columns[TIME].to_numpy(), columns[FLOOR].to_numpy())
 
         def close_enough(probes: Int32, rows: Int32) -> Bool:
             return within.holds(probes, other, rows)
@@ -252,14 +254,12 @@ class WindowConfluence(Confluence, WindowJoin):
             return TimedRangeLookup(reach.probe(hashes, columns), other, between, self, close_enough)
         return TimedLookup(Probe(hashes, other.buckets_of(hashes)), other, between, self, close_enough)
 
-    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> WindowArrival:
-        return WindowJoin._arrival(self, side, batch, numbers)
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        assert self.windows is not None
+        return self.windows.arrival(self, side, batch, numbers, self._intakes[1 - side].numbered)
 
     def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
         return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))
-
-    def _take_back(self, arrival: Arrival) -> None:
-        WindowJoin._take_back(self, arrival)
 
     @property
     def window_rows(self) -> int:
@@ -268,11 +268,12 @@ class WindowConfluence(Confluence, WindowJoin):
 
     def report(self) -> Report:
         """Where it is, and how late pairs were."""
-        return replace(super().report(), window=self._figures(self.delays.plus(self.lateness)))
+        delays = self.timed.delays.plus(self.lateness)
+        return replace(super().report(), window=self.timed.figures(self.window_rows, delays))
 
     def wake_at(self) -> float | None:
         """When rows should settle, or an input that says nothing will no longer hold back the other."""
-        wanted = super().wake_at(), WindowJoin.wake_at(self)
+        wanted = super().wake_at(), self.timed.wake_at(self._ended)
         return min((at for at in wanted if at is not None), default=None)
 
     # --- results that wait ---
@@ -284,8 +285,8 @@ class WindowConfluence(Confluence, WindowJoin):
         A row that is still to come is not older than its input's mark, unless it is dropped; and a pair is as late as
         the later of its rows. So is a pair that a row which owes has yet to find.
         """
-        newest = self.newest if self._passed is None else self._passed
-        marks = [self.timing.late_before(newest[side]) for side in (0, 1) if not self.exhausted(side)]
+        newest = self.timed.newest if self._passed is None else self._passed
+        marks = [self.timed.timing.late_before(newest[side]) for side in (0, 1) if not self.exhausted(side)]
         owing = [self.debts.span_of_owing(side).earliest for side in (0, 1) if self.debts.owes(side)]
         return min([*marks, *owing], default=ALWAYS)
 
@@ -301,7 +302,7 @@ class WindowConfluence(Confluence, WindowJoin):
         all batches before it, whatever operator they come from.
         """
         super().advance(newest)
-        self._passed = list(self.newest)
+        self._passed = list(self.timed.newest)
 
     def _can_emit(self) -> bool:
         """Whether the time of some results has passed, and nothing is at hand that might lead to earlier ones."""
@@ -437,4 +438,4 @@ class WindowConfluence(Confluence, WindowJoin):
         if isinstance(settlement.debtor, OwingRows):
             times = came.times(np.arange(settlement.debtor.low, settlement.debtor.high) + 1)
             if times is not None:
-                self.delayed += int(np.count_nonzero(self.now - times > length))
+                self.timed.delayed += int(np.count_nonzero(self.now - times > length))

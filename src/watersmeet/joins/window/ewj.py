@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.block_copies import Frequent
+from watersmeet.joins.window.exact import ExactWindowJoin
 from watersmeet.joins.window.scan import Scan
-from watersmeet.joins.window.spilling import SpillingWindowJoin
 from watersmeet.policies.window import tail_blocks
 from watersmeet.runs.window_segments import FOREVER
 from watersmeet.spill.store import Store
@@ -33,7 +32,7 @@ class Thresholds:
     """When the entries of segments take so much of the memory, and so much of it can be saved, segments become one."""
 
 
-class EWJ(SpillingWindowJoin):
+class EWJ(ExactWindowJoin):
     """The exact window join [1]_: half of the memory for each window, in three segments.
 
     ```
@@ -94,8 +93,7 @@ class EWJ(SpillingWindowJoin):
         super().__init__(spec, memory, store, grain, frequent=self.thresholds.frequent, books=self.thresholds.books)
         self.recent = int((memory - self.sizing.buffers) * (1 - self.thresholds.frequent)) // 2
         """The memory of a window, without its frequent segment."""
-        self.tails = (Frequent(self, 0, 1), Frequent(self, 1, 1))
-        self.copies.append(self.tails)
+        self.tails = self.copies.add_kind(1)
         self._since_update = [0, 0]
 
     def rows_kept(self, side: int, parts: Any) -> None:
@@ -112,8 +110,8 @@ class EWJ(SpillingWindowJoin):
     def _in_turn(self) -> tuple[int, int]:
         """The window that arrivals go to gives up memory, unless the other one has more than its half."""
         sizes = [table.rows * table.row_bytes for table in self.tables]
-        other = 1 - self._arriving
-        first = other if sizes[other] > self.recent >= sizes[self._arriving] else self._arriving
+        other = 1 - self.arriving
+        first = other if sizes[other] > self.recent >= sizes[self.arriving] else self.arriving
         return first, 1 - first
 
     def victim(self) -> tuple[int, int] | None:
@@ -127,14 +125,14 @@ class EWJ(SpillingWindowJoin):
     def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
         """All blocks that have met the disk."""
         for side in self._in_turn():
-            stale = self.tables[side].by_age(self.stale(side))
+            stale = self.tables[side].by_age(self.dumps.stale(side))
             if len(stale):
-                return side, [(0, block) for block in stale[: self.blocks_of_a_dump].tolist()]
+                return side, [(0, block) for block in stale[: self.dumps.at_once].tolist()]
         return 0, []
 
     def worth_keeping(self, side: int, results: int) -> bool:
         """So many more results than the least frequent block has."""
-        least = self.frequent[side].least()
+        least = self.copies.frequent[side].least()
         return results > 0 if least < 0 else results > least + self.thresholds.more_results
 
     def scan_begins(self, side: int) -> bool:
@@ -142,9 +140,7 @@ class EWJ(SpillingWindowJoin):
         if self._since_update[side] * self.tables[side].row_bytes < self.recent:
             return False
         self._since_update[side] = 0
-        for results in (self.tables[1 - side].results, *(piece.results for piece in self.disks[1 - side].pieces)):
-            results[:] = (results * self.thresholds.decay).astype(results.dtype)
-        self.frequent[1 - side].decay(self.thresholds.decay)
+        self.copies.let_fade(1 - side, self.thresholds.decay)
         return True
 
     def scan_ended(self, scan: Scan) -> None:
@@ -160,7 +156,7 @@ class EWJ(SpillingWindowJoin):
         tail.capacity = tail_blocks(memory, blocks, together, self.thresholds.probe, self.thresholds.access)
         while len(tail) > tail.capacity:
             tail.drop(int(tail.blocks()[0]))
-        copied = self.copied(side)
+        copied = self.copies.numbers(side)
         for piece in disk.pieces:
             for place in range(len(piece.left)):
                 if len(tail) >= tail.capacity:
@@ -168,7 +164,7 @@ class EWJ(SpillingWindowJoin):
                 if (
                     piece.left[place] < FOREVER
                     and piece.number + place not in copied
-                    and self._lives(side, piece, place)
+                    and self.copies.lives(side, piece, place)
                 ):
                     pages = list(disk.pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
                     if not tail.try_add(piece.number + place, int(piece.parts[place]), 0, pages):

@@ -8,16 +8,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from watersmeet.core.arrays import Int32
+from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.run_spilling import RunSpillingJoin
+from watersmeet.joins.window.blocks import Waits, expire_blocks, lookup_in, make_disks, make_table
+from watersmeet.joins.window.partition_runs import PartitionRuns
 from watersmeet.joins.window.run_tasks import DiskTask, Invalidation, MemoryTask
+from watersmeet.matching.lookup import Lookup
 from watersmeet.policies.reactive import BestRate, ExpectedResults, ReactiveTask
 from watersmeet.policies.window_rates import Granularity, LoopCosts, PartitionFrequency, rarely_met
 from watersmeet.records.intake import Received
 from watersmeet.records.times import NEVER
 from watersmeet.spill.store import Store
+from watersmeet.tables.window_table import WindowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Stages:
     """Seconds between two reactive stages, at least."""
 
 
-class RPWJ(RunSpillingJoin):
+class RPWJ(Operator):
     """The rate-based progressive window join [1]_: RPJ for windows.
 
     ```
@@ -101,6 +106,8 @@ class RPWJ(RunSpillingJoin):
     """
 
     name: ClassVar[str] = "rpwj"
+    windowed: ClassVar[bool] = True
+    takes_punctuations: ClassVar[bool] = True
     settles_in_silence: ClassVar[bool] = False
     paths: ClassVar[tuple[str, ...]] = (
         "dumps", "md-tasks", "dd-tasks", "invalidations", "expired segments", "blocks at once", "rows one by one"
@@ -118,7 +125,15 @@ class RPWJ(RunSpillingJoin):
         grain: Grain | None = None,
     ) -> None:
         self.stages = stages or Stages()
-        super().__init__(spec, memory, store, grain, reading=self.stages.read)
+        super().__init__(spec, memory, store, grain)
+        self.waits = Waits(self)
+        """When rows came, and how long their results took."""
+        self.disks = make_disks(self)
+        """The runs of each side."""
+        self.rest = memory - self.sizing.buffers
+        """Memory that is not for buffers."""
+        self.spilled = PartitionRuns(self, self.stages.read)
+        """What has left memory."""
         partitions = self.sizing.layout.partitions
         epoch = max(1, self.rest // max(table.row_bytes for table in self.tables))
         self.frequency = PartitionFrequency(partitions, epoch, self.stages.decay)
@@ -133,19 +148,42 @@ class RPWJ(RunSpillingJoin):
         self._last_reactive: float | None = None
         self._aside: MemoryTask | DiskTask | None = None
 
+    # --- what rows are kept in ---
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget: what is on disk must be remembered, too, and be read back."""
+        return super().least_memory(spec, **options) * 3 // 2
+
+    def _make_table(self, side: int) -> WindowTable:
+        return make_table(self, side)
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return super().window_rows + int(self.spilled.rows.sum())
+
     # --- arriving ---
+
+    def must_keep(self, side: int) -> bool:
+        """As long as the other input may bring rows, or has rows on disk that are to be met."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].absent > 0
+
+    def arrival_lookup(self, side: int, *rows: Any) -> Lookup:
+        """The look-up of rows that arrived on one side in the memory of the other."""
+        return lookup_in(self, self.tables[1 - side], side, *rows)
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Count arrivals, and what they leave unmet."""
-        super().rows_kept(side, parts)
+        self.waits.rows_came()
         counts = np.bincount(parts, minlength=self.sizing.layout.partitions)
         self.frequency.add(side, counts)
-        self.expected.arrived(side, counts, self.disk_rows[1 - side])
+        self.expected.arrived(side, counts, self.spilled.rows[1 - side])
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for rows, one or a block of them, unless an invalidation comes first."""
         if self._invalidation_due():
-            self._suspend_for(self._invalidation())
+            self._hold_up_for(self._invalidation())
             return 0
         waiting = count + sum(intake.rows for intake in self._intakes)
         in_blocks = self._granularity.blocks(waiting)
@@ -157,14 +195,14 @@ class RPWJ(RunSpillingJoin):
             return False
         task, self._aside = self._aside, None
         task.take_up()
-        self._suspend_for(task)
+        self._hold_up_for(task)
         return True
 
     # --- making room ---
 
     def flush(self, side: int, part: int) -> None:
         """Write a partition as a run, and let it leave memory."""
-        super().flush(side, part)
+        self.spilled.flush(side, part)
         self.expected.flushed(side, part)
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
@@ -177,7 +215,7 @@ class RPWJ(RunSpillingJoin):
         victims = rarely_met(self.frequency.counts, sizes, int(self.stages.flush * sizes.sum()), spared)
         for side, part in victims:
             self.flush(side, part)
-        while victims and not self.keep_spare():
+        while victims and not self.spilled.keep_spare():
             sizes = np.array([table.part_rows * table.row_bytes for table in self.tables])
             more = rarely_met(self.frequency.counts, sizes, 1, spared)
             if not more:
@@ -189,41 +227,41 @@ class RPWJ(RunSpillingJoin):
 
     def md_task(self, side: int, part: int) -> MemoryTask | None:
         """The md-task of a side and partition; None if it would find nothing."""
-        if not self.has_md(side, part):
+        if not self.spilled.has_md(side, part):
             return None
         self.clock += 1
         return MemoryTask(self, side, part, self.clock)
 
     def dd_task(self, part: int) -> DiskTask | None:
         """The dd-task of a partition; None if it would find nothing."""
-        if not self.has_dd(part):
+        if not self.spilled.has_dd(part):
             return None
         self.clock += 1
         return DiskTask(self, part, self.clock)
 
     def md_ended(self, side: int, part: int, until: int) -> None:
         """Rows of a partition in memory have met the other side's runs."""
-        self.meetings.record_md(side, part, until)
+        self.spilled.meetings.record_md(side, part, until)
         self.expected.visited(side, part, 1.0)
         self.events["md-tasks"] += 1
 
     def dd_ended(self, part: int, until: int) -> None:
         """A partition's runs have met each other."""
-        self.meetings.record_dd(part, until)
+        self.spilled.meetings.record_dd(part, until)
         self.expected.merged(part, 1.0)
-        self.keep_reading_room()
+        self.spilled.keep_reading_room()
         self.events["dd-tasks"] += 1
 
     # --- reactive ---
 
     def _choose(self) -> ReactiveTask | None:
         last = self._last_reactive
-        if not self.disk_rows.any() or (last is not None and self.now < last + self.stages.pause):
+        if not self.spilled.rows.any() or (last is not None and self.now < last + self.stages.pause):
             return None
-        runs = np.array([[len(pieces) for pieces in side] for side in self.runs])
-        pages = np.array([[sum(len(piece.ends) for piece in pieces) for pieces in side] for side in self.runs])
+        runs = np.array([[len(pieces) for pieces in side] for side in self.spilled.runs])
+        pages = np.array([[sum(len(piece.ends) for piece in pieces) for pieces in side] for side in self.spilled.runs])
         for task in self._best_rate.choose(self.expected, runs, pages, 0):
-            if self.has_md(task.side, task.part) if task.kind == "md" else self.has_dd(task.part):
+            if self.spilled.has_md(task.side, task.part) if task.kind == "md" else self.spilled.has_dd(task.part):
                 return task
         return None
 
@@ -250,9 +288,9 @@ class RPWJ(RunSpillingJoin):
     # --- invalidation ---
 
     def _invalidation_due(self) -> bool:
-        if not (self.disks[0].absent or self.disks[1].absent):
+        if not self.spilled.any:
             return False
-        if self.books > self._most_books:
+        if self.spilled.books > self._most_books:
             return True
         due = False
         for side, bounds in enumerate(self.spec.bounds):
@@ -272,31 +310,44 @@ class RPWJ(RunSpillingJoin):
         """All rows have met what had left memory by a tick: what has expired goes, in memory and on disk."""
         self.events["invalidations"] += 1
         self._invalidated = [self.expired_before(side) for side in (0, 1)]
-        self.marks.forget(self.clock)
+        self.waits.marks.forget(self.clock)
         self.expire()
-        self.forget_expired()
-        if self.books > self._most_books:
+        self.spilled.forget_expired()
+        if self.spilled.books > self._most_books:
             for side in (0, 1):
                 for part in range(self.sizing.layout.partitions):
-                    self.join_runs(side, part, began)
-            self._most_books = max(int(self.stages.books * self.rest), 3 * self.books // 2)
-            self.keep_spare()
+                    self.spilled.join_runs(side, part, began)
+            self._most_books = max(int(self.stages.books * self.rest), 3 * self.spilled.books // 2)
+            self.spilled.keep_spare()
+
+    def expire(self) -> bool:
+        """Let go of blocks in memory whose rows have all expired, and have met the disk."""
+        return expire_blocks(self, self.spilled.may_go)
 
     def _input_closed(self, side: int) -> None:
         self.expire()
 
     def _clean_up_task(self) -> Task | None:
-        if self._aside is not None or self.disks[0].absent or self.disks[1].absent:
+        if self._aside is not None or self.spilled.any:
             return self._invalidation()
         self.expire()
         return None
 
-    # --- snapshots ---
+    # --- checks and snapshots ---
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        super().check()
+        self.spilled.check()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        self.spilled.close()
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        segments, state = super()._own_state()
-        return segments, {
-            **state,
+        return self.spilled.segments, {
+            **self.spilled.to_state(),
             "frequency": self.frequency.to_state(),
             "expected": self.expected.to_state(),
             "in_blocks": self._granularity.in_blocks,
@@ -307,7 +358,7 @@ class RPWJ(RunSpillingJoin):
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
+        self.spilled.load(state)
         self.frequency.load(state["frequency"])
         self.expected.load(state["expected"])
         self._granularity.in_blocks = state["in_blocks"]
@@ -319,7 +370,7 @@ class RPWJ(RunSpillingJoin):
             self._aside = self._resumed_task(state["aside"])
             self._aside.set_aside()
         super()._load_tasks(state, waiting)
-        self.keep_spare()
+        self.spilled.keep_spare()
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         if state["kind"] != "invalidation":

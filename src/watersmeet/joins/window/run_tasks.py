@@ -13,6 +13,7 @@ import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32
 from watersmeet.core.errors import BudgetError
+from watersmeet.joins.window.blocks import claim_to_restore
 from watersmeet.matching.disk_lookup import DiskIndex, DiskLookup, filter_of
 from watersmeet.matching.ledger_runs import Meetings
 from watersmeet.matching.lookup import Lookup
@@ -33,16 +34,16 @@ class _RunLookup(DiskLookup):
         self, join: RPWJ, side: int, part: int, table: WindowTable, ticks: tuple[int, int], floor: int
     ) -> None:
         disk = join.disks[1 - side]
-        rows = ScannedRows(disk, join.plans[1 - side].types, ticks[1], floor, join.runs[1 - side][part])
+        rows = ScannedRows(disk, join.plans[1 - side].types, ticks[1], floor, join.spilled.runs[1 - side][part])
         # A table of runs read back has one partition.
         blocks = np.array(table.queues[part if table is join.tables[side] else 0], np.int64)
         blocks = blocks[table.last_tick[blocks] > ticks[0]]
         partners = np.full(join.sizing.layout.partitions, table.sizes(blocks).sum())
-        self._index = DiskIndex(table, disk, rows, ticks, join.timing.words(side), partners)
+        self._index = DiskIndex(table, disk, rows, ticks, join.timed.timing.words(side), partners)
         super().__init__(side, table, self._index, rows)
         self._join = join
         if rows.rows:
-            self._index.wanted = filter_of(table, blocks, join.filter_claim)
+            self._index.wanted = filter_of(table, blocks, join.spilled.filter_claim)
 
     def not_met(self, probes: Int32, rows: Int32) -> Bool:
         """Those whose later row came when the run had left memory."""
@@ -51,13 +52,13 @@ class _RunLookup(DiskLookup):
 
     def found(self, probes: Int32, rows: Int32) -> None:
         """Take note of how long they took."""
-        self._join.add_delays(self.table.ticks(rows))
+        self._join.waits.add(self.table.ticks(rows))
 
     def end(self) -> None:
         """Let go of everything."""
         self._index.close()
         self.rows.release()
-        self._join.filter_claim.clear()
+        self._join.spilled.filter_claim.clear()
 
 
 class MemoryTask:
@@ -66,7 +67,7 @@ class MemoryTask:
     def __init__(self, join: RPWJ, side: int, part: int, until: int, floor: int | None = None) -> None:
         self._join = join
         self.side, self.part, self._until = side, part, until
-        self._since = join.meetings.met_disk(side, part)
+        self._since = join.spilled.meetings.met_disk(side, part)
         table = join.tables[side]
         if floor is None:
             fresh = [block for block in table.queues[part] if table.last_tick[block] > self._since]
@@ -101,11 +102,11 @@ class MemoryTask:
         """The rows have met the runs."""
         self.lookup.end()
         join, table = self._join, self._join.tables[self.side]
-        if join.perhaps_delayed(self.side):
+        if join.waits.perhaps_delayed(self.side):
             rows = table.rows_of(self.part)
             ticks = table.ticks(rows)
             mine = (ticks > self._since) & (ticks <= self._until)
-            join.rows_settled(self.side, table.times(rows[mine]), ticks[mine])
+            join.waits.rows_settled(self.side, table.times(rows[mine]), ticks[mine])
         join.md_ended(self.side, self.part, self._until)
 
     def to_state(self) -> dict[str, Any]:
@@ -137,8 +138,8 @@ class DiskTask:
         self._outer: list[tuple[int, Piece]] = [
             (side, run)
             for side in (0, 1)
-            for run in join.runs[side][part]
-            if run.left[0] < until and not join.meetings.merged(side, part, int(run.left[0]))
+            for run in join.spilled.runs[side][part]
+            if run.left[0] < until and not join.spilled.meetings.merged(side, part, int(run.left[0]))
         ]
         self._at = 0
         self._start = self._stop = 0
@@ -181,7 +182,7 @@ class DiskTask:
         join = self._join
         while self._at < len(self._outer):
             side, run = self._outer[self._at]
-            others = join.runs[1 - side][self.part]
+            others = join.spilled.runs[1 - side][self.part]
             if self._stop < run.rows and any(other.left[0] < run.left[0] for other in others):
                 return
             self._at += 1
@@ -191,13 +192,13 @@ class DiskTask:
         join = self._join
         side, run = self._outer[self._at]
         self._start = self._stop
-        self._stop = min(run.rows, self._start + join.cluster_rows(side))
-        join.claim_reading_room()
+        self._stop = min(run.rows, self._start + join.spilled.cluster_rows(side))
+        join.spilled.claim_reading_room()
         # Rows of any width may need more than the room that is kept for them: then fewer are loaded.
-        while not join.load_rows(side, self._pages(side, run)):
+        while not join.spilled.load_rows(side, self._pages(side, run)):
             if self._stop > self._start + 1:
                 self._stop = self._start + (self._stop - self._start) // 2
-            elif join.secure(lambda: join.load_rows(side, self._pages(side, run))):
+            elif join.secure(lambda: join.spilled.load_rows(side, self._pages(side, run))):
                 break
             else:
                 raise BudgetError(
@@ -209,7 +210,7 @@ class DiskTask:
 
     def _pages(self, side: int, run: Piece) -> list[Page]:
         """The rows from start to stop that have not met the other side's disk."""
-        met = self._join.meetings.met_disk(side, self.part, int(run.left[0]))
+        met = self._join.spilled.meetings.met_disk(side, self.part, int(run.left[0]))
         found = []
         for page in self._join.disks[side].pages_of(run, self._start, self._stop):
             first = int(np.searchsorted(page.ticks, met, side="right"))
@@ -218,7 +219,7 @@ class DiskTask:
         return found
 
     def _begin_lookup(self, side: int) -> None:
-        table = self._join.clusters[side]
+        table = self._join.spilled.clusters[side]
         if table.rows:
             blocks = list(table.queues[0])
             floor, last = int(table.least_floor[blocks].min()), int(table.last_tick[blocks].max())
@@ -233,10 +234,10 @@ class DiskTask:
         self._run_lookup = None
         join = self._join
         side = self._outer[self._loaded[0]][0]
-        table = join.clusters[side]
-        if join.perhaps_delayed(side):
+        table = join.spilled.clusters[side]
+        if join.waits.perhaps_delayed(side):
             rows = table.rows_of(0)
-            join.rows_settled(side, table.times(rows), table.ticks(rows))
+            join.waits.rows_settled(side, table.times(rows), table.ticks(rows))
         table.reset()
 
     def finish(self) -> None:
@@ -264,7 +265,7 @@ class DiskTask:
         if at_hand is not None:
             task._at, task._start, task._stop = at_hand["cluster"]
             side, run = task._outer[task._at]
-            join.claim_to_restore(lambda: join.load_rows(side, task._pages(side, run)))
+            claim_to_restore(join, lambda: join.spilled.load_rows(side, task._pages(side, run)))
             task._begin_lookup(side)
             assert task._run_lookup is not None
             task._run_lookup.resume(join.pairs, at_hand["place"])

@@ -11,7 +11,7 @@ from watersmeet.matching.disk_lookup import DiskIndex, DiskLookup, filter_of
 from watersmeet.runs.scan import ScannedRows
 
 if TYPE_CHECKING:
-    from watersmeet.joins.window.spilling import SpillingWindowJoin
+    from watersmeet.joins.window.exact import ExactWindowJoin
 
 
 class _ScanLookup(DiskLookup):
@@ -34,7 +34,7 @@ class _ScanLookup(DiskLookup):
         blocks = self.rows.blocks_of(probes)
         self.rows.block_results += np.bincount(blocks, minlength=len(self.rows.block_results))
         self.table.count_results(rows)
-        self._join.add_delays(self.table.ticks(rows))
+        self._join.waits.add(self.table.ticks(rows))
 
 
 class Scan:
@@ -44,7 +44,7 @@ class Scan:
     """
 
     def __init__(
-        self, join: SpillingWindowJoin, side: int, since: int, until: int, updates: bool, floor: int | None = None
+        self, join: ExactWindowJoin, side: int, since: int, until: int, updates: bool, floor: int | None = None
     ) -> None:
         self.join = join
         self.side, self.since, self.until = side, since, until
@@ -52,7 +52,7 @@ class Scan:
         """Whether blocks that it comes by may become frequent ones."""
         self._floor = join.least_floor(side, since) if floor is None else floor
         self._rows = ScannedRows(join.disks[1 - side], join.plans[1 - side].types, until, self._floor)
-        ticks, window = (since, until), join.timing.words(side)
+        ticks, window = (since, until), join.timed.timing.words(side)
         table = join.tables[side]
         fresh = table.live(since)
         partners = np.bincount(table.part_of[fresh], table.sizes(fresh), table.layout.partitions).astype(np.int64)
@@ -94,7 +94,7 @@ class Scan:
         self._rows.settle()
         self._filter.clear()
         if self.updates:
-            self.join.consider(1 - self.side, self._rows)
+            self.join.copies.consider(1 - self.side, self._rows)
         self.join.scan_ended(self)
 
     def to_state(self) -> dict[str, Any]:

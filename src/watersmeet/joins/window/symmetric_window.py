@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from watersmeet.core.errors import BudgetError
-from watersmeet.engine.arrival import Task
-from watersmeet.joins.window.windowed_blocks import BlockWindowJoin
+from watersmeet.engine.shell import Operator
+from watersmeet.joins.window.blocks import expire_blocks, lookup_in, make_table
+from watersmeet.matching.lookup import Lookup
 from watersmeet.memory import format_bytes
+from watersmeet.tables.window_table import WindowTable
 
 
-class SymmetricWindow(BlockWindowJoin):
+class SymmetricWindow(Operator):
     """Join endless inputs without ever waiting, as long as both windows fit into memory [1]_.
 
     ```
@@ -40,11 +42,27 @@ class SymmetricWindow(BlockWindowJoin):
     """
 
     name: ClassVar[str] = "symmetric_window"
+    windowed: ClassVar[bool] = True
+    takes_punctuations: ClassVar[bool] = True
     spills: ClassVar[bool] = False
+
+    def _make_table(self, side: int) -> WindowTable:
+        return make_table(self, side)
+
+    def arrival_lookup(self, side: int, *rows: Any) -> Lookup:
+        """The look-up of rows that arrived on one side in the window of the other."""
+        return lookup_in(self, self.tables[1 - side], side, *rows)
 
     def must_keep(self, side: int) -> bool:
         """Only while the other input may still bring rows."""
         return not self.exhausted(1 - side)
+
+    def expire(self) -> bool:
+        """Let go of blocks whose rows have all expired; False if there are none."""
+        return expire_blocks(self)
+
+    def _input_closed(self, side: int) -> None:
+        self.expire()
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         if self.expire():
@@ -56,18 +74,3 @@ class SymmetricWindow(BlockWindowJoin):
             f"symmetric_window keeps both windows in memory, and {format_bytes(self.budget.total)} hold no more than "
             f"{left} and {right}; allow more memory, or use algorithm='confluence', which spills to disk"
         )
-
-    def _input_closed(self, side: int) -> None:
-        self.expire()
-
-    def _can_react(self) -> bool:
-        return False
-
-    def _reactive_task(self) -> Task | None:
-        return None
-
-    def _give_way(self, task: Task) -> int:
-        raise AssertionError("there is no reactive work")
-
-    def _clean_up_task(self) -> Task | None:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,15 +13,14 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.protocol import Step
 from watersmeet.core.report import Report, WindowFigures
-from watersmeet.engine.multi_arrival import Arrival, DrivenTask
+from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
+from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.multiway.mjoin import MJoin
+from watersmeet.joins.multiway.overflow import Overflow, pinned_order
 from watersmeet.matching.multi_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
-from watersmeet.records.intake import Order
 from watersmeet.records.plan import RowPlan
 from watersmeet.spill.store import Store
 from watersmeet.tables.multi_hash_table import ManySide
@@ -39,7 +37,7 @@ _FEWEST = 64
 """Blocks are cut to this part of their usual rows at most: each takes a little memory of its own."""
 
 
-class WindowedMJoin(MJoin):
+class WindowedMJoin(MultiwayJoin):
     """Look each new row up in the windows of all other inputs, in memory and on disk, and forget what expires [1]_.
 
     ```
@@ -79,6 +77,7 @@ class WindowedMJoin(MJoin):
     """
 
     name: ClassVar[str] = "mjoin"
+    windowed: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -90,19 +89,16 @@ class WindowedMJoin(MJoin):
         probing: Mapping[str, Sequence[str]] | None = None,
         grain: Grain | None = None,
     ) -> None:
-        super().__init__(spec, memory, store, flush=flush, probing=probing, grain=grain)
+        super().__init__(spec, memory, store, order=pinned_order(spec, probing), grain=grain)
+        self.overflow = Overflow(self, flush)
         self.window_clock = WindowClock(spec)
         self.parts: Sequence[Sequence[int]] = [(number,) for number in range(len(spec.names))]
         """By input, of which of the clock's inputs its rows have moments."""
-        self.events: Counter[str] = Counter()
-        """How many rows expired in memory, and how many runs on disk."""
         self.delays = Delays()
         """Of each result, the seconds from the first poll after its last row came until it was found."""
-        self.now = 0.0
         self._latest: list[list[list[int]]] = [[] for _ in spec.names]
         """By input and run: moments that none of its rows exceeds, one for each of `parts`."""
         self._new_rows = 0
-        self._order = Order()
 
     @classmethod
     def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
@@ -110,8 +106,8 @@ class WindowedMJoin(MJoin):
             raise SpecError("a join by windows needs window=...")
         return MomentPlan(spec, number, exact_hash)
 
-    def _divide(self, memory: int) -> ManySizing:
-        sizing = super()._divide(memory)
+    def _make_sizing(self, memory: int) -> ManySizing:
+        sizing = super()._make_sizing(memory)
         layout, units = sizing.layout, self.spec.window_units
         assert self.spec.window is not None and units is not None
         bits = min(layout.partition_bits, _PARTITION_BITS)
@@ -138,24 +134,12 @@ class WindowedMJoin(MJoin):
         )
         return Report(window=figures, probing=self.order.figures())
 
-    def poll(self, now: float, fuel: int) -> Step:
-        """Work a little, and hand out at most one batch."""
-        self.now = now
-        return super().poll(now, fuel)
+    # --- arrivals ---
 
-    # --- arrivals, in their order ---
-
-    def _receive_batch(self, number: int, batch: pa.RecordBatch) -> None:
-        super()._receive_batch(number, batch)
-        self._order.add(number, batch.num_rows)
-
-    def _next_arrival(self) -> Arrival | None:
-        for number, intake in enumerate(self._intakes):
-            self._closed[number] = self._ended[number] and not intake.rows
+    def _input_closed(self, number: int) -> None:
         self.window_clock.close(self._closed)
-        if not self._order:
-            return None
-        number, batch, numbers = self._order.next(self._intakes)
+
+    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
         arrival = WindowedArrival(self, number, batch, numbers, self.window_clock.newest[number])
         self.window_clock.count_late(number, arrival.moments, numbers)
         return arrival
@@ -203,7 +187,7 @@ class WindowedMJoin(MJoin):
         return bool(counts)
 
     def _expire_runs(self, number: int, bounds: Sequence[int]) -> bool:
-        disk, table, latest = self.disks[number], self.tables[number], self._latest[number]
+        disk, latest = self.disks[number], self._latest[number]
         expired = [
             place
             for place, moments in enumerate(latest)
@@ -211,8 +195,7 @@ class WindowedMJoin(MJoin):
         ]
         for place in reversed(expired):
             run = disk.runs[place]
-            parts = table.parts_of(run.attribute_hashes(0, np.arange(run.rows, dtype=np.int32)))
-            self._spilled[number] -= np.bincount(parts, minlength=self.sizing.layout.partitions)
+            self.overflow.run_goes(number, run.attribute_hashes(0, np.arange(run.rows, dtype=np.int32)))
             disk.forget(run)
             del latest[place]
             self.saver.discard([run.name])
@@ -222,7 +205,7 @@ class WindowedMJoin(MJoin):
     def _make_room(self) -> bool:
         if self.expire():
             return True
-        flushed = super()._make_room()
+        flushed = self.overflow.make_room()
         clock = self.window_clock
         told = [count - 1 for count in clock.rows] if clock.counted else clock.newest
         for number, disk in enumerate(self.disks):
@@ -230,43 +213,28 @@ class WindowedMJoin(MJoin):
             self._latest[number] += [latest] * (len(disk.runs) - len(self._latest[number]))
         return flushed
 
-    def _put_runs_together(self) -> None:
-        """Runs expire one by one: together they would be kept for as long as the newest of them."""
-
-    # --- there is nothing to be made up for ---
-
-    def _can_react(self) -> bool:
-        return False
-
-    def _reactive_task(self) -> DrivenTask | None:
-        return None
-
-    def _clean_up_task(self) -> DrivenTask | None:
-        return None
-
     # --- checks and snapshots ---
 
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
+        self.overflow.check()
         assert [len(latest) for latest in self._latest] == [len(disk.runs) for disk in self.disks]
-        assert self._order.rows == sum(intake.rows for intake in self._intakes)
+        assert self._order is not None and self._order.rows == sum(intake.rows for intake in self._intakes)
 
     def _own_state(self) -> dict[str, Any]:
         return {
-            **super()._own_state(),
+            "spilled": self.overflow.to_state(),
             "window": self.window_clock.to_state(),
             "latest": [[list(run) for run in runs] for runs in self._latest],
-            "received": self._order.to_state(),
             "new_rows": self._new_rows,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
+        self.overflow.load(state["spilled"])
         self.window_clock.load(state["window"])
         self.window_clock.close(self._closed)
         self._latest = [[list(run) for run in runs] for runs in state["latest"]]
-        self._order.load(state["received"])
         self._new_rows = state["new_rows"]
 
     def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from watersmeet import planner
 from watersmeet.core.protocol import Punctuate, Snapshot
 from watersmeet.core.spec import JoinSpec
-from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 from watersmeet.policies.settling import Settling
@@ -97,10 +97,10 @@ class JoinFactory:
             return Confluence(self.spec, memory, store, **options)
         return Confluence.restore(self.spec, before, memory, store, **options)
 
-    def build(self, memory: int, store: Store) -> ProgressiveJoin:
+    def build(self, memory: int, store: Store) -> Operator:
         """An operator that has seen nothing."""
         return planner.build(self.spec, memory, store, self.algorithm)
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> ProgressiveJoin:
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Operator:
         """An operator that goes on where the snapshot was taken."""
         return planner.ALGORITHMS[self.algorithm].restore(self.spec, snapshot, memory, store)

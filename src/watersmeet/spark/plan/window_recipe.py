@@ -14,7 +14,7 @@ from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.records.times import Timing
 from watersmeet.spill.store import Store
 
@@ -99,11 +99,11 @@ class WindowFactory:
         """The smallest budget the algorithm can work in."""
         return planner.WINDOW_ALGORITHMS[self.algorithm].least_memory(self.spec, **dict(self.options))
 
-    def build(self, memory: int, store: Store) -> WindowJoin:
+    def build(self, memory: int, store: Store) -> Operator:
         """An operator that has seen nothing."""
         return planner.build_window(self.spec, memory, store, self.algorithm, **dict(self.options))
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> WindowJoin:
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Operator:
         """An operator that goes on where the snapshot was taken."""
         kind = planner.WINDOW_ALGORITHMS[self.algorithm]
         return kind.restore(self.spec, snapshot, memory, store, **dict(self.options))

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import Arrive, Event, Snapshot, Stall
-from watersmeet.joins.window.windowed import WindowJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.records.times import NEVER
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState
@@ -47,7 +47,7 @@ class WindowCounts:
 class WindowGroup:
     """A group's window join, at one batch."""
 
-    kind: ClassVar[type[Any]] = WindowJoin
+    kind: ClassVar[type[Any]] = Operator
 
     def __init__(
         self, factory: WindowFactory, shares: Shares, group: GroupState, kept: KeptOperators, newest: Sequence[int]
@@ -138,7 +138,7 @@ class WindowGroup:
             content, store = self._after
             publish(self._group, store, content)
 
-    def _open(self) -> tuple[WindowJoin, VersionedStore]:
+    def _open(self) -> tuple[Operator, VersionedStore]:
         """The group's operator as of the batch before."""
         shares = self._shares
         operator, store = self._kept.open(self._group, self._factory, shares.operator, shares.kept, self._before)
@@ -154,11 +154,11 @@ class WindowGroup:
             yield Arrive(number, rows)
         yield Stall()
 
-    def _due(self, operator: WindowJoin) -> int | None:
+    def _due(self, operator: Operator) -> int | None:
         """When all inputs have passed this time, results come that wait here; None if there are none."""
         return operator.due
 
-    def _held(self, operator: WindowJoin, arrivals: TimedArrivals) -> list[int | None]:
+    def _held(self, operator: Operator, arrivals: TimedArrivals) -> list[int | None]:
         """The newest time of the rows of each input that the group holds; None if all have expired."""
         before = self._before["held"] if self._before else [None, None]
         held: list[int | None] = []

@@ -1,4 +1,4 @@
-"""What window joins share whose windows may be larger than memory: fresh rows, scans of the disk, frequent blocks.
+"""What EWJ and AH-EWJ share, whose windows may be larger than memory: fresh rows, scans of the disk, frequent blocks.
 
 ```
             ┌──────────── recent rows, a queue of blocks in each partition ────────────┐
@@ -8,35 +8,37 @@ arrival ──▶ │ fresh: have not met the other side's disk │ stale │ du
                     the other side's absent blocks          one segment of many blocks
 ```
 
-A block leaves memory only when its rows have met all of the other side's disk, so rows on disk never have to meet each
-other. Who met whom is for `matching.ledger_blocks` to say.
+It is put together of parts: `dumping` makes room, a `scan` brings rows and the disk together, `block_copies` keeps
+blocks in memory that are met often, `compaction` sees to it that what is on disk can be remembered. A block leaves
+memory only when its rows have met all of the other side's disk, so rows on disk never have to meet each other. Who met
+whom is for `matching.ledger_blocks` to say.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.window.block_copies import Frequent, load_block
+from watersmeet.joins.window.block_copies import Copies, load_block
+from watersmeet.joins.window.blocks import Waits, expire_blocks, lookup_in, make_disks, make_table
 from watersmeet.joins.window.compaction import Books
-from watersmeet.joins.window.dumping import DumpingWindowJoin
+from watersmeet.joins.window.dumping import Dumps
 from watersmeet.joins.window.scan import Scan
 from watersmeet.matching.ledger_blocks import Encounters
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import ChainedLookup
 from watersmeet.records.intake import Received
-from watersmeet.records.plan import Rows
-from watersmeet.runs.page import Page
-from watersmeet.runs.scan import ScannedRows
-from watersmeet.runs.window_segments import FOREVER, Piece
+from watersmeet.runs.window_segments import FOREVER
 from watersmeet.spill.store import Store
 from watersmeet.tables.window_table import WindowTable
 
@@ -45,8 +47,12 @@ _LARGER_PAGES_FROM = 1 << 20
 _PARTITIONS = 8
 
 
-class SpillingWindowJoin(DumpingWindowJoin):
-    """The frame of a window join that spills."""
+class ExactWindowJoin(Operator):
+    """A window join that scans the disk for many rows at once. What a paper decides comes first below."""
+
+    windowed: ClassVar[bool] = True
+    takes_punctuations: ClassVar[bool] = True
+    tables: tuple[WindowTable, ...]
 
     def __init__(
         self,
@@ -64,29 +70,48 @@ class SpillingWindowJoin(DumpingWindowJoin):
             # rows are found by an index anyway.
             grain = replace(grain, page_bytes=min(memory // 48, _LARGEST_PAGE), partitions=_PARTITIONS)
         super().__init__(spec, memory, store, grain)
+        self.disks = make_disks(self)
+        """The segments of each side."""
+        self.waits = Waits(self)
+        """When rows came, and how long their results took."""
+        self.probed = [0, 0]
+        """Rows of a side that arrived up to this tick have met all of the other side's disk."""
+        self.last_kept = [0, 0]
+        """The tick of each side's last row in memory."""
+        self.fresh_rows = [0, 0]
+        """Rows of each side that have yet to meet the disk."""
+        self.arriving = 0
+        """The side of the arrival at hand."""
+        self.dumps = Dumps(self)
         claim = self.budget.reservation
         self.encounters = (Encounters(claim("left encounters")), Encounters(claim("right encounters")))
-        self.last_kept = [0, 0]
-        self.fresh_rows = [0, 0]
-        rest = self.budget.total - self.sizing.buffers
-        capacity = [int(rest * frequent / 2 / table.indexed_block_bytes) for table in self.tables]
-        self.frequent = (Frequent(self, 0, capacity[0]), Frequent(self, 1, capacity[1]))
-        self.copies: list[tuple[Frequent, Frequent]] = [self.frequent]
-        """All copies of blocks on disk, by what they are for."""
+        """The ledger: of each side's rows, which blocks of the other side they have met."""
+        self.copies = Copies(self, frequent)
+        """Blocks on disk that are in memory, too."""
         self.filters = (claim("filter of a left scan"), claim("filter of a right scan"))
-        self._expired_at: tuple[int, ...] = ()
-        """What expiry depends on, when it was last looked at."""
-        self._aside: list[Scan | None] = [None, None]
         self.books = Books(self, books)
         self.pause = 0.0
         """Seconds between two scans in silences, at least."""
+        self._expired_at: tuple[int, ...] = ()
+        """What expiry depends on, when it was last looked at."""
+        self._aside: list[Scan | None] = [None, None]
         self._last_reactive: float | None = None
 
-    # --- what the operators differ in ---
+    # --- what the papers differ in ---
 
     @abstractmethod
     def probe_due(self, side: int) -> bool:
         """Whether it is time that the fresh rows of a side meet the disk."""
+
+    @abstractmethod
+    def victim(self) -> tuple[int, int] | None:
+        """The side and the partition whose oldest block is on disk and is to leave memory; None if there is none."""
+
+    @abstractmethod
+    def to_dump(self) -> tuple[int, list[tuple[int, int]]]:
+        """A side and those of its stale blocks, as (partition, block), that are to be dumped next; none if there are
+        none.
+        """
 
     @abstractmethod
     def worth_keeping(self, side: int, results: int) -> bool:
@@ -99,21 +124,51 @@ class SpillingWindowJoin(DumpingWindowJoin):
         """A scan for the rows of a side is about to begin; whether it may change the frequent blocks."""
         return True
 
+    # --- what rows are kept in ---
+
+    @classmethod
+    def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
+        """The smallest budget: what is on disk must be remembered, too, and be read back."""
+        return super().least_memory(spec, **options) * 3 // 2
+
+    def _make_table(self, side: int) -> WindowTable:
+        return make_table(self, side)
+
+    @property
+    def all_tables(self) -> list[WindowTable]:
+        """Rows that arrived, and copies of blocks on disk."""
+        return [*self.tables, *self.copies.tables]
+
+    @property
+    def recent_bytes(self) -> int:
+        """Memory for recent rows: what they have, and what nobody has."""
+        return self.budget.free + sum(table.blocks_held * table.block_bytes for table in self.tables)
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        absent = sum(
+            int(np.diff(np.append(piece.firsts, piece.rows))[piece.left < FOREVER].sum())
+            for disk in self.disks
+            for piece in disk.pieces
+        )
+        return super().window_rows + absent
+
     # --- arriving ---
 
-    def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[pa.Array], source: Rows) -> Lookup:
+    def must_keep(self, side: int) -> bool:
+        """As long as the other input may bring rows, or has rows on disk that are to be met."""
+        return not self.exhausted(1 - side) or self.disks[1 - side].absent > 0
+
+    def arrival_lookup(self, side: int, *rows: Any) -> Lookup:
         """Rows that arrived, looked up among the recent and then among the frequent ones."""
-        lookup = super().arrival_lookup(side, hashes, parts, columns, source)
-        tables = [copies[1 - side].table for copies in self.copies if len(copies[1 - side])]
-        if not tables:
-            return lookup
-        return ChainedLookup(
-            [lookup, *(self.lookup_in(table, side, hashes, parts, columns, source) for table in tables)]
-        )
+        tables = [self.tables[1 - side], *self.copies.in_use(1 - side)]
+        lookups = [lookup_in(self, table, side, *rows) for table in tables]
+        return lookups[0] if len(lookups) == 1 else ChainedLookup(lookups)
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Count fresh rows."""
-        super().rows_kept(side, parts)
+        self.waits.rows_came()
         self.last_kept[side] = self.clock
         self.fresh_rows[side] += len(parts)
 
@@ -122,22 +177,11 @@ class SpillingWindowJoin(DumpingWindowJoin):
         if not self.disks[1 - side].absent:
             self._all_probed(side, self.clock)
 
-    def _all_probed(self, side: int, tick: int) -> None:
-        self.probed[side] = max(self.probed[side], tick)
-        self.encounters[side].forget(self.probed[side])
-        table = self.tables[side]
-        fresh = self.last_kept[side] > self.probed[side]
-        self.fresh_rows[side] = int(table.sizes(table.live(self.probed[side])).sum()) if fresh else 0
-
-    def needs_probe(self, side: int) -> bool:
-        """Whether a side has rows that must meet the other side's disk."""
-        return self.disks[1 - side].absent > 0 and self.last_kept[side] > self.probed[side]
-
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for rows, unless the disk's turn comes first."""
-        side = self._arriving = arrival.input
+        side = self.arriving = arrival.input
         if self.needs_probe(side) and self.probe_due(side):
-            self._suspend_for(self.scan(side))
+            self._hold_up_for(self.scan(side))
             return 0
         return super().admit(arrival, count)
 
@@ -146,8 +190,14 @@ class SpillingWindowJoin(DumpingWindowJoin):
         if not sides:
             return False
         side = max(sides, key=lambda side: self.tables[side].row_bytes * self.fresh_rows[side])
-        self._suspend_for(self.scan(side))
+        self._hold_up_for(self.scan(side))
         return True
+
+    # --- scans ---
+
+    def needs_probe(self, side: int) -> bool:
+        """Whether a side has rows that must meet the other side's disk."""
+        return self.disks[1 - side].absent > 0 and self.last_kept[side] > self.probed[side]
 
     def scan(self, side: int) -> Scan:
         """The scan for a side that was set aside, or a new one."""
@@ -161,77 +211,40 @@ class SpillingWindowJoin(DumpingWindowJoin):
     def scan_ended(self, scan: Scan) -> None:
         """Rows have met all of the other side's disk."""
         self.events["scans"] += 1
-        self._settle(scan)
+        if self.waits.perhaps_delayed(scan.side):
+            table = self.tables[scan.side]
+            rows = table.rows_in_all(table.live(scan.since))
+            ticks = table.ticks(rows)
+            mine = (ticks > scan.since) & (ticks <= scan.until)
+            self.waits.rows_settled(scan.side, table.times(rows[mine]), ticks[mine])
         self._all_probed(scan.side, scan.until)
-        self.marks.forget(min(self.probed))
+        self.waits.marks.forget(min(self.probed))
         self.expire()
 
-    def _settle(self, scan: Scan) -> None:
-        if not self.perhaps_delayed(scan.side):
-            return
-        table = self.tables[scan.side]
-        rows = table.rows_in_all(table.live(scan.since))
-        ticks = table.ticks(rows)
-        mine = (ticks > scan.since) & (ticks <= scan.until)
-        self.rows_settled(scan.side, table.times(rows[mine]), ticks[mine])
-
-    @property
-    def window_rows(self) -> int:
-        """How many rows are remembered, in memory and on disk."""
-        absent = sum(
-            int(np.diff(np.append(piece.firsts, piece.rows))[piece.left < FOREVER].sum())
-            for disk in self.disks
-            for piece in disk.pieces
-        )
-        return super().window_rows + absent
-
-    # --- making room ---
-
-    def drop_copies(self) -> bool:
-        """Let all copies of blocks go; False if there are none."""
-        return any([each.drop_all() for copies in self.copies for each in copies])  # noqa: C419 (of both sides)
-
-    def _dump(self) -> bool:
-        dumped = super()._dump()
-        if dumped:
-            self.books.look()
-        return dumped
-
-    def join_segments(self) -> bool:
-        """Let segments become fewer; False if they cannot."""
-        self._spare.shrink(self._spare.held)
-        fewer = self.books.shorten()
-        self._keep_spare()
-        return fewer
+    def _all_probed(self, side: int, tick: int) -> None:
+        self.probed[side] = max(self.probed[side], tick)
+        self.encounters[side].forget(self.probed[side])
+        table = self.tables[side]
+        fresh = self.last_kept[side] > self.probed[side]
+        self.fresh_rows[side] = int(table.sizes(table.live(self.probed[side])).sum()) if fresh else 0
 
     def is_aside(self, side: int) -> bool:
         """Whether a scan for the rows of a side was set aside."""
         return self._aside[side] is not None
 
-    @property
-    def all_tables(self) -> list[WindowTable]:
-        """Rows that arrived, and copies of blocks on disk."""
-        return [*self.tables, *(each.table for copies in self.copies for each in copies)]
-
-    def evict(self, side: int, part: int) -> None:
-        """Let a block leave memory; if it was part of many results, it becomes a frequent one."""
-        table = self.tables[side]
-        block = table.queues[part][0]
-        number, results = int(table.disk[block]), int(table.results[block])
-        page = None
-        if self.frequent[side].capacity and self.worth_keeping(side, results):
-            rows = table.rows_in(part, block)
-            columns = [table.gather(column, rows) for column in range(len(table.types))]
-            page = Page(table.hashes(rows), table.ticks(rows), columns, -1, -1)
-        super().evict(side, part)
-        self.block_left(side, results)
-        if page is not None:
-            self.frequent[side].try_add(number, part, results, [page])
-
     def least_floor(self, side: int, since: int) -> int:
         """No row of a side that arrived after a tick meets rows that are older than this and came before it."""
         table = self.tables[side]
         return int(table.least_floor[table.live(since)].min(initial=FOREVER))
+
+    # --- room and expiry ---
+
+    def secure(self, claim: Callable[[], bool], spared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+        """Make room until a claim succeeds; False if it does not with all gone that may go."""
+        return self.dumps.secure(claim)
+
+    def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
+        return self.dumps.make_room()
 
     def still_met(self, side: int) -> int:
         """Rows on disk of a side that are older than this meet nothing any more."""
@@ -240,19 +253,22 @@ class SpillingWindowJoin(DumpingWindowJoin):
             return bound
         return min(bound, self.least_floor(1 - side, self.probed[1 - side]))
 
+    def _may_go(self, side: int, part: int, block: int) -> bool:
+        """Whether a block's rows have nothing left to look up."""
+        return bool(self.tables[side].last_tick[block] <= self.probed[side]) or not self.disks[1 - side].absent
+
     def expire(self) -> bool:
         """Let go of blocks whose rows have all expired, in memory and on disk."""
         now = (self.expired_before(0), self.expired_before(1), *self.probed, *(disk.absent for disk in self.disks))
         if now == self._expired_at:
             return False
         self._expired_at = now
-        some = super().expire()
+        some = expire_blocks(self, self._may_go, self.dumps.drop_oldest)
         scans = [scan for scan in (self._task, *self._aside) if isinstance(scan, Scan) and not scan.done]
         at_hand = {number for scan in scans for number in scan.pieces}
         for side, disk in enumerate(self.disks):
             bound = self.expired_before(side)
-            for copies in self.copies:
-                some |= copies[side].drop_expired(bound)
+            some |= self.copies.drop_expired(side, bound)
             if not disk.pieces or min(piece.newest for piece in disk.pieces) >= bound:
                 continue
             names = disk.expire(self.still_met(side), at_hand)
@@ -261,38 +277,10 @@ class SpillingWindowJoin(DumpingWindowJoin):
             some |= bool(names)
         return some
 
-    # --- the frequent segment ---
-
-    def consider(self, side: int, scanned: ScannedRows) -> None:
-        """A scan came by some blocks: those with most results may become frequent ones."""
-        frequent = self.frequent[side]
-        if not frequent.capacity:
-            return
-        present = self.copied(side)
-        counts = [piece.results[places] for piece, places in scanned.chosen]
-        results = np.concatenate([*counts, np.empty(0, np.int64)])
-        ends = np.cumsum([len(each) for each in counts])
-        for at in np.argsort(-results, kind="stable")[: frequent.capacity].tolist():
-            if not self.worth_keeping(side, int(results[at])):
-                break
-            segment = int(np.searchsorted(ends, at, side="right"))
-            piece, places = scanned.chosen[segment]
-            place = int(places[at - ends[segment]])
-            if piece.number + place not in present and self._lives(side, piece, place):
-                pages = list(self.disks[side].pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
-                frequent.try_add(piece.number + place, int(piece.parts[place]), int(results[at]), pages)
-
-    def copied(self, side: int) -> set[int]:
-        """The numbers of a side's blocks of which there are copies."""
-        return {number for copies in self.copies for number in copies[side].numbers()}
-
-    def _lives(self, side: int, piece: Piece, place: int) -> bool:
-        return bool(piece.latest[place] >= self.expired_before(side))
-
-    # --- work ---
-
     def _input_closed(self, side: int) -> None:
         self.expire()
+
+    # --- reactive and clean-up ---
 
     def _can_react(self) -> bool:
         return any(self._aside) or (self._may_react() and any(self.needs_probe(side) for side in (0, 1)))
@@ -324,15 +312,21 @@ class SpillingWindowJoin(DumpingWindowJoin):
         self.expire()
         return None
 
+    # --- checks and snapshots ---
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        for disk in self.disks:
+            disk.close()
+
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
         for side, disk in enumerate(self.disks):
             disk.check()
             self.encounters[side].check(self.clock)
-            for copies in self.copies:
-                copies[side].check()
-            assert len(self.copied(side)) == sum(len(copies[side]) for copies in self.copies), "one copy of a block"
+            self.copies.check(side)
             table = self.tables[side]
             held = {int(table.disk[block]) for queue in table.queues for block in queue if table.disk[block] >= 0}
             there = {
@@ -343,24 +337,26 @@ class SpillingWindowJoin(DumpingWindowJoin):
                 on_disk = [bool(table.disk[block] >= 0) for block in queue]
                 assert on_disk == sorted(on_disk, reverse=True), "the oldest blocks are dumped first"
 
-    # --- snapshots ---
+    def still_in_memory(self, side: int, parts: Int32, ticks: Int64) -> Bool:
+        """Which rows of a snapshot have neither left memory nor come to the disk since they were written."""
+        return self.dumps.not_dumped(side, parts, ticks) & super().still_in_memory(side, parts, ticks)
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return [name for disk in self.disks for name in disk.segments()], {
             "disks": [disk.to_state() for disk in self.disks],
             "encounters": [each.to_state() for each in self.encounters],
-            "copies": [[each.to_state() for each in copies] for copies in self.copies],
+            "copies": self.copies.to_state(),
             "probed": list(self.probed),
-            "dumped": self.dumped.tolist(),
+            "dumped": self.dumps.dumped.tolist(),
             "last_kept": list(self.last_kept),
             "most_books": self.books.most,
             "aside": [None if scan is None else scan.to_state() for scan in self._aside],
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self._spare.shrink(self._spare.held)
+        self.dumps.use_spare()
         self.probed, self.last_kept = list(state["probed"]), list(state["last_kept"])
-        self.dumped = np.array(state["dumped"], np.int64)
+        self.dumps.dumped = np.array(state["dumped"], np.int64)
         self.books.most = state["most_books"]
         for side, disk in enumerate(self.disks):
             disk.load(state["disks"][side])
@@ -369,8 +365,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
                 for place in np.flatnonzero(piece.left == FOREVER):
                     block = load_block(self, side, self.tables[side], piece, int(place))
                     self.tables[side].results[block] = piece.results[place]
-            for copies, saved in zip(self.copies, state["copies"], strict=True):
-                copies[side].load(saved[side])
+            self.copies.load(side, state["copies"])
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         for side in (0, 1):
@@ -379,7 +374,7 @@ class SpillingWindowJoin(DumpingWindowJoin):
                 scan = self._aside[side] = self._load_task(state["aside"][side])
                 scan.set_aside()
         super()._load_tasks(state, waiting)
-        self._keep_spare()
+        self.dumps.keep_spare()
 
     def _load_task(self, state: dict[str, Any]) -> Scan:
         scan = Scan(self, state["side"], state["since"], state["until"], state["updates"], state["floor"])

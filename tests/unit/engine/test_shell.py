@@ -15,7 +15,7 @@ import pytest
 from watersmeet.core.errors import BudgetError, ProtocolError, SegmentError, SnapshotError, SpecError, SpillError
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Event, Punctuate, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import JoinSpec, Output, parse_on
-from watersmeet.engine.two_way import ProgressiveJoin
+from watersmeet.engine.shell import Operator
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.spill import FaultyStore, MemoryStore, Segment, Store, StoreWriter, flip_byte, truncate_at
@@ -32,7 +32,7 @@ def rows(keys: Any) -> pa.RecordBatch:
 class Driven:
     """An operator and all the pairs it has handed out."""
 
-    def __init__(self, join: ProgressiveJoin, check_every: int = 1) -> None:
+    def __init__(self, join: Operator, check_every: int = 1) -> None:
         self.join = join
         self.polls = 0
         self.check_every = check_every
@@ -168,7 +168,7 @@ def test_without_a_stall_there_is_no_reactive_work() -> None:
 
 
 @pytest.mark.parametrize("kind", [SymmetricHash, XJoin])
-def test_nothing_arrives_while_output_waits(kind: type[ProgressiveJoin]) -> None:
+def test_nothing_arrives_while_output_waits(kind: type[Operator]) -> None:
     driven = Driven(kind(SPEC, 128 * KIB, MemoryStore()))
     driven.arrive(LEFT, [1] * 100)
     driven.settle()
@@ -183,7 +183,7 @@ def test_nothing_arrives_while_output_waits(kind: type[ProgressiveJoin]) -> None
 
 
 @pytest.mark.parametrize("kind", [SymmetricHash, XJoin])
-def test_nothing_follows_the_end(kind: type[ProgressiveJoin]) -> None:
+def test_nothing_follows_the_end(kind: type[Operator]) -> None:
     driven = Driven(kind(SPEC, 128 * KIB, MemoryStore()))
     driven.join.receive(End(RIGHT))
     with pytest.raises(ProtocolError, match="right has ended; nothing can follow"):
