@@ -18,7 +18,7 @@ from watersmeet.spill.store import Store
 if TYPE_CHECKING:
     from watersmeet.engine.lookup_operator import LookupJoin
     from watersmeet.engine.shell import Operator
-    from watersmeet.joins.asof import AsofJoin
+    from watersmeet.joins.asof.join import AsofJoin
     from watersmeet.joins.lookup.chain import LookupChain
     from watersmeet.joins.multiway.confluence import ManyConfluence
     from watersmeet.joins.multiway.miner import Miner
@@ -266,7 +266,7 @@ def _lookup_kind(algorithm: str) -> type[LookupJoin]:
 
 def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> AsofJoin:
     """The operator for an as-of join."""
-    from watersmeet.joins.asof import AsofJoin
+    from watersmeet.joins.asof.join import AsofJoin
 
     operator = AsofJoin(spec, memory, store, **options)
     operator.reason = ASOF_REASON

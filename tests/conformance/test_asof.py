@@ -17,7 +17,7 @@ from watersmeet.checks.run import run_case
 from watersmeet.core.asof import DIRECTIONS, AsofSpec, parse_asof
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Status
 from watersmeet.core.spec import parse_on
-from watersmeet.joins.asof import AsofJoin
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofCodec
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
@@ -76,9 +76,10 @@ def drive(join: AsofJoin, rounds: int, keys: int, rows: int, right_first: bool =
             notes = ["x" * 100] * rows
             batch = pa.record_batch([pa.array(rng.integers(0, keys, rows)), pa.array(times), pa.array(notes)], SIDE)
             join.receive(Arrive(side, batch))
-            while (step := join.poll(0.0, 10_000)).status is Status.HAS_OUTPUT:
-                found += step.cost.results
-            found += step.cost.results
+            status = Status.HAS_OUTPUT
+            while status is Status.HAS_OUTPUT or join.wake_at() is not None:
+                step = join.poll(0.0, 10_000)
+                found, status = found + step.cost.results, step.status
             join.check()
         most, segments = max(most, join.window_rows), max(segments, len(join.store.names()))
     return found, most, segments
@@ -123,9 +124,10 @@ def test_a_left_row_is_answered_as_soon_as_the_right_input_has_passed_it() -> No
         for time in rights:
             join.receive(Arrive(RIGHT, pa.record_batch([[1], [time], ["r"]], schema=SIDE)))
             out = None
-            while (step := join.poll(0.0, 100)).status is Status.HAS_OUTPUT:
-                out = step.out or out
-            out = step.out or out
+            status = Status.HAS_OUTPUT
+            while status is Status.HAS_OUTPUT or join.wake_at() is not None:
+                step = join.poll(0.0, 100)
+                out, status = step.out or out, step.status
             seen.append(None if out is None else out.column("t_right").to_pylist()[0] or "nobody")
         return seen
 

@@ -16,7 +16,9 @@ from watersmeet.checks.asof import conform_asof
 from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, Status
 from watersmeet.core.spec import parse_on
-from watersmeet.joins.asof import AsofJoin
+from watersmeet.joins.asof.join import AsofJoin
+from watersmeet.joins.asof.left_rows import LeftRows
+from watersmeet.joins.asof.right_side import RightSide
 from watersmeet.matching.nearest import Forgetting, Nearest
 from watersmeet.records.asof_times import AsofTiming
 from watersmeet.records.bands import HIGHEST
@@ -27,7 +29,7 @@ CASES = 200
 real_mark = AsofTiming.mark
 real_asked_from = AsofJoin._asked_from
 real_decided = Nearest._decided
-real_sources = AsofJoin._sources
+real_sources = RightSide.sources
 real_read = AsofTiming.read
 
 
@@ -57,7 +59,7 @@ def without(number: int) -> Callable[[AsofJoin], list[int]]:
     return asked_from
 
 
-def newest_sources_first(self: AsofJoin) -> Any:
+def newest_sources_first(self: RightSide) -> Any:
     """Rows of one time are no longer in the order in which they came."""
     return list(real_sources(self))[::-1]
 
@@ -77,16 +79,14 @@ def same_hash_means_same_key(self: Forgetting, hashes: Any, times: Any, rows: An
     return kept
 
 
-def nobody_was_answered(self: AsofJoin, snapshot: Any) -> None:
+def nobody_was_answered(self: LeftRows, state: Any) -> None:
     """What was handed out is forgotten with a snapshot."""
-    real_load_rows(self, snapshot)
-    self._answered[:] = 0
-    self._waiting = self.tables[0].rows
+    self._answered = np.zeros(max(1024, self.table.rows), np.uint8)
+    self.in_memory = self.table.rows
 
 
 real_right_mark = AsofJoin.right_mark.fget  # type: ignore[attr-defined]
 real_kept = Forgetting.kept
-real_load_rows = AsofJoin._load_rows
 
 MUTANTS: dict[str, tuple[type[Any], str, Any]] = {
     "newest means passed": (AsofTiming, "mark", newest_means_passed),
@@ -95,10 +95,10 @@ MUTANTS: dict[str, tuple[type[Any], str, Any]] = {
     "no horizon": (AsofJoin, "_asked_from", without(0)),
     "rows that wait are forgotten": (AsofJoin, "_asked_from", without(1)),
     "rows that came since are forgotten": (AsofJoin, "_asked_from", without(2)),
-    "newest sources first": (AsofJoin, "_sources", newest_sources_first),
+    "newest sources first": (RightSide, "sources", newest_sources_first),
     "late rows ask as of their own time": (AsofTiming, "read", late_rows_ask_as_of_their_own_time),
     "a successor of another key": (Forgetting, "kept", same_hash_means_same_key),
-    "answers lost in a snapshot": (AsofJoin, "_load_rows", nobody_was_answered),
+    "answers lost in a snapshot": (LeftRows, "load_answered", nobody_was_answered),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_row_that_waits_to_be_nearest_is_itself_before_the_bound(broken: bool,
     for number, keys, times in ((LEFT, [1, 2], [10, 90]), (RIGHT, [1, 2], [7, 12]), (RIGHT, [3, 3], [40, 41])):
         join.receive(Arrive(number, pa.record_batch([keys, times], schema=side)))
         status = Status.HAS_OUTPUT
-        while status is Status.HAS_OUTPUT:
+        while status is Status.HAS_OUTPUT or join.wake_at() is not None:
             step = join.poll(0.0, 1000)
             found += step.out.to_pylist() if step.out is not None else []
             status = step.status

@@ -24,7 +24,7 @@ from watersmeet.checks.oracle.asof import _times, reference_asof_pairs
 from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.spec import parse_on
-from watersmeet.joins.asof import AsofJoin
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofCodec, AsofPlan, AsofTiming
 from watersmeet.spark import asof_join
 from watersmeet.spark.plan.asof_recipe import AsofFactory

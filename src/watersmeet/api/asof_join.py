@@ -88,7 +88,7 @@ def asof_join(
     settings = Settings.of(memory, spill, wait, on_progress, page)
     called = two_names(names, (left, right), ("left", "right"))
     if options:
-        from watersmeet.joins.asof import AsofJoin
+        from watersmeet.joins.asof.join import AsofJoin
 
         check_choice("asof", options, {"asof": AsofJoin})
     sources = open_sources(zip(called, (left, right), strict=True))
@@ -96,7 +96,7 @@ def asof_join(
         times = _measured(times, sources)
 
     def specify(schemas: Sequence[pa.Schema]) -> AsofSpec:
-        from watersmeet.joins.asof import AsofJoin
+        from watersmeet.joins.asof.join import AsofJoin
 
         spec = AsofSpec(schemas[0], schemas[1], conditions, how, suffixes=suffixes, names=called, times=times)
         check_least(AsofJoin.least_memory(spec), settings.memory)
@@ -108,7 +108,7 @@ def asof_join(
         return planner.build_asof(spec, rest, store, **options)
 
     def chosen(spec: AsofSpec) -> Choice:
-        from watersmeet.joins.asof import AsofJoin
+        from watersmeet.joins.asof.join import AsofJoin
         from watersmeet.planner import ASOF_REASON
 
         return Choice(AsofJoin.name, ASOF_REASON, with_queues(AsofJoin.least_memory(spec)))

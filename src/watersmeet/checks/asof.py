@@ -4,7 +4,7 @@ A case is one of the other suite's (keys and payload of every type, any chunking
 whose inputs got a column of times: in order, out of order within the lateness and now and then beyond it, or in no
 order at all.
 
->>> from watersmeet.joins.asof import AsofJoin
+>>> from watersmeet.joins.asof.join import AsofJoin
 >>> conform_asof(AsofJoin, cases=2).cases
 2
 """

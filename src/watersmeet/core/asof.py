@@ -15,7 +15,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, Width, common_band_form, parse_width, tick_nanoseconds
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import plain_type
-from watersmeet.core.spec import Band, JoinSpec, Output
+from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import LATE, parse_span, parse_time_columns
 
 DIRECTIONS = ("backward", "forward", "nearest")
@@ -162,16 +162,6 @@ class AsofSpec(JoinSpec):
         types = [plain_type(type_)[0] for type_ in self.time_types]
         dated = isinstance(zero_of(types[0]), timedelta) and not self.form.nothing
         return min(map(tick_nanoseconds, types)) if dated else None
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The output's schema; if left rows come without a partner, the right input's columns may be NULL."""
-        schema: pa.Schema = super().schema
-        if self.how == "inner":
-            return schema
-        own = 1 if self.output is Output.PAIRS else len(self.kept[0])
-        fields = [field if i < own else field.with_nullable(True) for i, field in enumerate(schema)]
-        return pa.schema(fields)
 
     @cached_property
     def fingerprint(self) -> str:

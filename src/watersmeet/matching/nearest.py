@@ -283,8 +283,8 @@ class Nearest:
         """
         hashes, floors, order = in_order(wanted.hashes, wanted.floors)
         count = len(order)
-        before, after = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        row_before, row_after = np.full(count, NOBODY, np.int64), np.full(count, NOBODY, np.int64)
+        before, row_before = np.zeros(count, np.int64), np.full(count, NOBODY, np.int64)
+        after, row_after = (before, row_before) if self._direction == BACKWARD else (before.copy(), row_before.copy())
         for source_hashes, times, rows, code in sources:
             if len(source_hashes):
                 look_up(
@@ -294,7 +294,8 @@ class Nearest:
         numbers = wanted.numbers[order]
         if not self._codec.exact:
             self._prove(left, numbers, hashes, floors, right, sources, before, row_before, True)
-            self._prove(left, numbers, hashes, floors, right, sources, after, row_after, False)
+            if self._direction != BACKWARD:
+                self._prove(left, numbers, hashes, floors, right, sources, after, row_after, False)
         found = np.empty(count, np.int64)
         found[order] = self._decided(wanted.times[order], floors, before, row_before, after, row_after, mark, ended)
         return found
@@ -320,7 +321,8 @@ class Nearest:
         has_before, has_after = row_before >= 0, row_after >= 0
         passed = marks > floors if not ended else np.ones(len(times), np.bool_)
         near_before = has_before & (before <= times)
-        near_before &= ~timing.beyond(timing.apart(floors, np.minimum(before, floors)))
+        if timing.tolerance is not None:
+            near_before &= ~timing.beyond(timing.apart(floors, np.minimum(before, floors)))
         if self._direction == BACKWARD:
             return np.where(passed, np.where(near_before, row_before, NOBODY), WAITS)
         known_after = has_after & ((after <= mark) | ended)

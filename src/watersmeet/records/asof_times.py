@@ -112,6 +112,9 @@ class AsofTiming:
     def read(self, side: int, batch: pa.RecordBatch, newest: int) -> AsofTimed:
         """The times of the next rows of an input, which has told `newest` as its newest time so far."""
         times, known = self.times(side, batch)
+        if known is None and len(times) and times[0] >= newest and (times[1:] >= times[:-1]).all():
+            times = np.ascontiguousarray(times)  # in order, as most rows come
+            return AsofTimed(times, times, None, None, times, newest)
         told = times if known is None else np.where(known, times, NEVER)
         reached = np.maximum.accumulate(np.concatenate([[newest], told]))
         before, after = reached[:-1], reached[1:]

@@ -32,6 +32,11 @@ def disorder(column: pa.ChunkedArray) -> Width | None:
         times = _words(chunk)
         if not len(times):
             continue
+        if times[0] >= newest and (times[1:] >= times[:-1]).all():
+            newest = int(times[-1])
+            if times[0] <= -_FAR or newest >= _FAR:
+                return None
+            continue
         if times.min() <= -_FAR or times.max() >= _FAR:
             return None
         reached = np.maximum(np.maximum.accumulate(times), newest)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from watersmeet import planner
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.protocol import Snapshot
-from watersmeet.joins.asof import AsofJoin
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofTiming
 from watersmeet.spill.store import Store
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
-from watersmeet.joins.asof import AsofJoin
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofTiming
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.task.context import scratch_directory
@@ -103,7 +103,7 @@ class AsofGroup(WindowGroup):
 
     def _held(self, operator: Any, arrivals: TimedArrivals) -> list[int | None]:
         """The oldest time as of which a left row waits; None if none does."""
-        return [operator.lowest if operator.waiting_rows else None, None]
+        return [operator.left.lowest if operator.left.count else None, None]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""As-of joins: each row with the nearest by time."""

@@ -1,0 +1,165 @@
+"""Right rows of an as-of join: what may still be asked for, in memory and on disk, in the order of hash and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from watersmeet.core.arrays import Int32, Int64, Uint64
+from watersmeet.joins.asof.disk import Disk
+from watersmeet.matching.nearest import Forgetting, Nulls, RightRows, TimedOrder
+from watersmeet.runs.sorted_run import let_go
+from watersmeet.runs.timed_run import TimedMerge, TimedRun, write_timed_run
+from watersmeet.tables.memtable import Memtable
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+@dataclass
+class RightRun:
+    """Right rows on disk."""
+
+    timed: TimedRun
+    level: int
+    latest: int
+    """The last of their times."""
+
+
+class RightSide:
+    """Rows that left rows look for."""
+
+    def __init__(
+        self,
+        table: Memtable,
+        disk: Disk,
+        piece: int,
+        nulls: Nulls | None,
+        forget: Callable[[], None],
+        ticks: Callable[[int], Int64],
+    ) -> None:
+        """`piece` rows are sorted at once; `forget` empties the table, `ticks` are those of rows that come anew."""
+        self.table = table
+        self.runs: list[RightRun] = []
+        self.order = TimedOrder(table, piece)
+        self._disk = disk
+        self._nulls = nulls
+        self._forget = forget
+        self._ticks = ticks
+
+    @property
+    def count(self) -> int:
+        """How many rows may still be asked for, in memory and on disk."""
+        return self.order.live + sum(each.timed.rows for each in self.runs)
+
+    def rows(self) -> RightRows:
+        """All of them, and one without values for left rows that have no partner."""
+        return RightRows(self.table, [each.timed for each in self.runs], self._nulls)
+
+    def sources(self) -> Iterator[tuple[Uint64, Int64, Int32, int]]:
+        """What is looked up in, the oldest rows first: hashes, times, numbers of rows, and a code of the source."""
+        for number, each in enumerate(self.runs):
+            yield each.timed.hashes(), each.timed.times(), _NO_ROWS, number + 1 << 32
+        for stretch in self.order.stretches:
+            yield *stretch, 0
+
+    def let_go(self) -> None:
+        """Let mapped pages leave memory until they are read again."""
+        let_go([run for each in self.runs for run in each.timed.both])
+
+    # --- rows that leave memory ---
+
+    def compact(self, forgetting: Forgetting) -> bool:
+        """Copy rows that are asked for to new blocks, if they are few: then the others go. Whether it was so."""
+        table, most = self.table, self._disk.block_bytes
+        if not table.rows:
+            return False
+        stretch = self.order.whole(forgetting)
+        count = len(stretch.rows)
+        if 2 * count > table.rows or count * self._row_bytes > most // 2:
+            return False
+        columns = table.gather_all(tuple(range(len(table.types))), stretch.rows)
+        if sum(column.nbytes for column in columns) > most:
+            return False
+        self._clear()
+        if count:
+            parts = np.zeros(count, np.int32)
+            if not table.reserve(parts, columns):
+                raise AssertionError("rows do not fit into the memory that they just left")
+            table.append(stretch.hashes.view(np.int64), parts, columns, self._ticks(count))
+        self._disk.events["right rows stayed"] += 1
+        return True
+
+    def write(self, forgetting: Forgetting) -> None:
+        """Write rows that are asked for as a run; the others go."""
+        stretch, disk = self.order.whole(forgetting), self._disk
+        if len(stretch.rows):
+            name = disk.new_name(1)
+            timed = write_timed_run(disk.store, name, self.table, stretch, self._row_bytes, disk.block_bytes)
+            self.runs.append(RightRun(timed, 0, int(stretch.times.max())))
+            disk.wrote(timed)
+            disk.count(1)
+            disk.events["right rows written"] += 1
+        self._clear()
+
+    @property
+    def _row_bytes(self) -> int:
+        return max(1, self.table.row_nbytes // max(1, self.table.rows))
+
+    def _clear(self) -> None:
+        self._forget()
+        self.order.clear()
+
+    def forget_all(self) -> None:
+        """No left row waits or comes: nothing is asked for any more."""
+        self._clear()
+        self._drop(self.runs)
+
+    def expire(self, forgetting: Forgetting) -> None:
+        """Runs whose rows are asked for no more go as a whole."""
+        gone = [each for each in self.runs if forgetting.all_gone(each.latest)]
+        self._disk.events["expired runs"] += len(gone)
+        self._drop(gone)
+
+    def _drop(self, gone: Sequence[RightRun]) -> None:
+        if gone:
+            self._disk.discard([name for each in gone for name in each.timed.names])
+            self._disk.count(-len(gone))
+            self.runs = [each for each in self.runs if each not in gone]
+
+    # --- runs that become one ---
+
+    def merge(self, count: int, forgetting: Forgetting) -> TimedMerge:
+        """The last so many runs on their way to become one of what is still asked for."""
+        runs, disk = [each.timed for each in self.runs[-count:]], self._disk
+        return TimedMerge(disk.store, disk.new_name(1), runs, disk.page_bytes, forgetting.kept)
+
+    def merged(self, merge: TimedMerge) -> None:
+        """A merged run takes the place of those that it was made of."""
+        assert merge.merged is not None
+        some = self.runs[-len(merge.runs) :]
+        let_go([each for run in merge.runs for each in run.both])
+        self.runs[-len(some) :] = [RightRun(merge.merged, some[-1].level + 1, max(each.latest for each in some))]
+        self._disk.discard([name for run in merge.runs for name in run.names])
+        self._disk.count(1 - len(some))
+        if not merge.merged.rows:
+            self._drop(self.runs[-1:])
+
+    # --- snapshots ---
+
+    @property
+    def names(self) -> list[str]:
+        """Of all segments."""
+        return [name for each in self.runs for name in each.timed.names]
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot."""
+        return [[each.timed.name, each.level, each.latest] for each in self.runs]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's runs."""
+        types, open_run = self.table.types, self._disk.open_run
+        self.runs = [RightRun(TimedRun.open(open_run, name, types), level, latest) for name, level, latest in state]
+        self._disk.count(len(self.runs))
