@@ -13,7 +13,7 @@ from live.runs import history
 from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, PromiseFigures
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
-from watersmeet.live.board import Run
+from watersmeet.live.board import ShownRun
 from watersmeet.live.metrics import METRICS, exposition
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -54,7 +54,7 @@ def everything() -> History:
 
 
 def test_every_figure_is_told() -> None:
-    found = read(exposition([Run("run-1", "a ⋈ b", everything())]))
+    found = read(exposition([ShownRun("run-1", "a ⋈ b", everything())]))
     assert {name for name, _ in found} == {metric.name for metric in METRICS}
     labels = 'run="run-1",title="a ⋈ b"'
     assert found["watersmeet_rows_in_total", f'{labels},input="b"'] == 2
@@ -67,7 +67,11 @@ def test_every_figure_is_told() -> None:
 def test_several_runs_and_names_that_need_care() -> None:
     first, second = history(3, names=('a"b', "c\\d\ne")), history(4)
     text = exposition(
-        [Run("run-1", 'odd "names"\n', first), Run("run-2", "plain", second), Run("run-3", "new", History())]
+        [
+            ShownRun("run-1", 'odd "names"\n', first),
+            ShownRun("run-2", "plain", second),
+            ShownRun("run-3", "new", History()),
+        ]
     )
     found = read(text)
     assert found["watersmeet_rows_out_total", 'run="run-2",title="plain"'] == 2100
@@ -78,7 +82,7 @@ def test_those_of_a_join() -> None:
     table = pa.table({"id": range(50)})
     result = wm.join(table, table, on="id", names=("a", "b"))
     result.table()
-    found = read(exposition([Run("run-1", "t", result.history)]))
+    found = read(exposition([ShownRun("run-1", "t", result.history)]))
     assert found["watersmeet_rows_out_total", 'run="run-1",title="t"'] == 50
     assert found["watersmeet_done", 'run="run-1",title="t"'] == 1
 
@@ -90,7 +94,7 @@ def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it() -> None:
     names = set(re.findall(r"watersmeet_\w+", " ".join(asked)))
     assert names == {metric.name for metric in METRICS}
     # What is grouped and shown by is a label that the metric has.
-    found = read(exposition([Run("run-1", "t", everything())]))
+    found = read(exposition([ShownRun("run-1", "t", everything())]))
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             [name] = set(re.findall(r"watersmeet_\w+", target["expr"]))

@@ -24,7 +24,7 @@ from watersmeet.drivers.history import CAPACITY, History
 from watersmeet.drivers.progress import Progress
 from watersmeet.live import app
 from watersmeet.live.attach import write_report, write_runs
-from watersmeet.live.board import Run
+from watersmeet.live.board import ShownRun
 
 Visit = Callable[..., Any]
 NASTY = ('<script>window.hacked = "name"</script>', '"><img src=x onerror="window.hacked = 1">')
@@ -386,7 +386,8 @@ class TestReports:
             )
         groups = [{"number": n, "slot": None, "load": 100 * n} for n in range(4)]
         write_runs(
-            tmp_path / "state.html", [Run("run-1", "orders", run, {"groups": groups, "unit": "bytes"}, kind="state")]
+            tmp_path / "state.html",
+            [ShownRun("run-1", "orders", run, {"groups": groups, "unit": "bytes"}, kind="state")],
         )
         tab = visit((tmp_path / "state.html").as_uri())
         when(tab, "() => document.querySelectorAll('.slot .cell').length === 4")

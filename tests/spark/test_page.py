@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 import watersmeet as wm
 from waiting import PATIENCE
 from watersmeet import spark as wms
-from watersmeet.live.board import Run
+from watersmeet.live.board import ShownRun
 
 FILES = 3
 ROWS = 500
@@ -48,7 +48,7 @@ def stream(spark: SparkSession, place: Path, value: str) -> DataFrame:
     return reader.parquet(str(place))
 
 
-def run_of(spark: SparkSession, joined: DataFrame, page: wm.Page, checkpoint: Path) -> Run:
+def run_of(spark: SparkSession, joined: DataFrame, page: wm.Page, checkpoint: Path) -> ShownRun:
     """Let a query run to its end; returns what the page has of it."""
     with wms.Watch(spark, io.StringIO(), page=page):
         writer = joined.writeStream.format("noop").option("checkpointLocation", str(checkpoint))

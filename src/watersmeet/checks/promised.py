@@ -23,7 +23,7 @@ from watersmeet.checks.promised_cases import (
     rescripted,
     unpromised,
 )
-from watersmeet.checks.run import CaseReport, ConformanceError, Run, run_case
+from watersmeet.checks.run import CaseReport, CaseRun, ConformanceError, run_case
 from watersmeet.core.errors import PromiseError
 from watersmeet.core.promises import ANY, Among, Range
 from watersmeet.core.protocol import Arrive, Event, Punctuate, Status
@@ -50,7 +50,7 @@ class PromisedReport:
     """Rows that came although they were promised not to."""
 
 
-class PromisedRun(Run):
+class PromisedRun(CaseRun):
     """The driver of one case, which knows what the inputs have promised so far."""
 
     _case: PromisedCase

@@ -94,7 +94,7 @@ def run_case(
     """
     own = MemoryStore() if store is None else None
     try:
-        return Run(operator_class, case, store or own or MemoryStore(), trace, options).report()
+        return CaseRun(operator_class, case, store or own or MemoryStore(), trace, options).report()
     except Exception as error:
         spilled = 0 if own is None else own.bytes_written
         if isinstance(error, BudgetError) and isinstance(case, MultiCase) and spilled > MOST_SPILLED * case.memory:
@@ -110,7 +110,7 @@ def run_case(
             own.close()
 
 
-class Run:
+class CaseRun:
     """The driver of one case: knows what the protocol allows next, and notes what it saw."""
 
     def __init__(

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from watersmeet.live.attach import write_runs
-    from watersmeet.live.board import Run
+    from watersmeet.live.board import ShownRun
     from watersmeet.spark.io.state_view import StateView
 
     view, history = StateView(args.directory), History()
     title = view.title
     view.tell(history)
     if args.report is not None:
-        write_runs(args.report, [Run("run-1", title, history, view.extras(), kind="state")])
+        write_runs(args.report, [ShownRun("run-1", title, history, view.extras(), kind="state")])
         return 0
     from watersmeet.live.page import Page
 

@@ -15,7 +15,7 @@ from watersmeet.api import sinks
 from watersmeet.api.join import join
 from watersmeet.api.result import Result
 from watersmeet.cli.progress import display
-from watersmeet.demo.record import Record, Run
+from watersmeet.demo.record import Demonstration, Record
 from watersmeet.demo.report import said_of
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing, possible
 from watersmeet.drivers.progress import Progress
@@ -53,7 +53,7 @@ class EmbeddedEngine:
         join(orders, shipments, on=KEY, memory=memory).close()
 
     @contextmanager
-    def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Run]:
+    def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Demonstration]:
         """Have the kernels compiled."""
         say("Getting ready (the first run on a machine compiles the kernels, which takes a while).")
         # In virtual time: however long compiling takes, the rehearsal has its silences, and all stages take place.

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from watersmeet.cli.on_spark import check_task_memory
 from watersmeet.cli.progress import display
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.demo.record import Record, Run
+from watersmeet.demo.record import Demonstration, Record
 from watersmeet.demo.report import said_of
 from watersmeet.demo.scenario import KEY, NAMES, Scenario, Timing, possible
 from watersmeet.drivers.progress import Progress
@@ -64,7 +64,7 @@ class SparkEngine:
         check_java()
 
     @contextmanager
-    def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Run]:
+    def ready(self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]) -> Iterator[Demonstration]:
         """Start Spark and rehearse with a few rows."""
         from watersmeet.spark.io.failures import in_plain_words
         from watersmeet.spark.io.local import cores, local_session

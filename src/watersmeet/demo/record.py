@@ -69,7 +69,7 @@ class Record:
         return sum(begin <= begun and done <= end for begun, done in self.batches) >= 2
 
 
-class Run(Protocol):
+class Demonstration(Protocol):
     """An engine that is ready."""
 
     def join(self, page: Page | None = None) -> tuple[Record, Progress]:
@@ -107,6 +107,6 @@ class Engine(Protocol):
 
     def ready(
         self, scenario: Scenario, memory: str, out: Path, say: Callable[[str], None]
-    ) -> AbstractContextManager[Run]:
+    ) -> AbstractContextManager[Demonstration]:
         """Have everything started and warm, so that the demo shows the join and not the compiler."""
         ...

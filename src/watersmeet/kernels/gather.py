@@ -123,17 +123,6 @@ def take_paged(data: Bytes, width: int, starts: Int64, ends: Int64, rows: Int32,
 
 
 @kernel
-def first_unknown(starts: Int64, ends: Int64, rows: Int32, unknown: int) -> Any:
-    """The first page that has some of the rows and an `unknown` start; -1 if there is none."""
-    page = 0
-    for i in range(rows.shape[0]):
-        page = _page_of(ends, page, rows[i])
-        if starts[page] == unknown:
-            return page
-    return -1
-
-
-@kernel
 def place_bytes(
     lengths: Int64,
     parts: Int32,

@@ -12,7 +12,7 @@ from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.drivers.history import History
 from watersmeet.drivers.live import LiveRun
 from watersmeet.live import html
-from watersmeet.live.board import Run
+from watersmeet.live.board import ShownRun
 from watersmeet.live.page import Page
 
 
@@ -47,10 +47,10 @@ def _nothing() -> None:
 
 def write_report(path: str | os.PathLike[str], title: str, history: History, kind: str = "join") -> None:
     """Write the page of one run, as far as it is, to a file."""
-    write_runs(path, [Run("run-1", title, history, kind=kind)])
+    write_runs(path, [ShownRun("run-1", title, history, kind=kind)])
 
 
-def write_runs(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
+def write_runs(path: str | os.PathLike[str], runs: Sequence[ShownRun]) -> None:
     """Write the page of some runs to a file: whole, or not at all."""
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):

@@ -18,7 +18,7 @@ _FIELDS = [each.name for each in dataclasses.fields(Progress)]
 
 
 @dataclass(eq=False)
-class Run:
+class ShownRun:
     """One run on a board."""
 
     key: str
@@ -56,15 +56,15 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._runs: list[ShownRun] = []
         self._added = 0
         self._lock = threading.Lock()
 
-    def add(self, title: str, history: History, kind: str = "join") -> Run:
+    def add(self, title: str, history: History, kind: str = "join") -> ShownRun:
         """Show a run."""
         with self._lock:
             self._added += 1
-            run = Run(f"run-{self._added}", title, history, kind=kind)
+            run = ShownRun(f"run-{self._added}", title, history, kind=kind)
             over = [each for each in self._runs if each.history.ended]
             if len(self._runs) >= MOST_RUNS and over:
                 self._runs.remove(over[0])
@@ -72,7 +72,7 @@ class Board:
             return run
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ShownRun]:
         """From the first to the last."""
         with self._lock:
             return list(self._runs)

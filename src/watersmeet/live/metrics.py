@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from watersmeet.drivers.progress import Progress
-from watersmeet.live.board import Run
+from watersmeet.live.board import ShownRun
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Values: TypeAlias = "Iterable[tuple[Mapping[str, str], float | None]]"
@@ -124,13 +124,13 @@ METRICS = (
 """All that is told; what does not concern a run is left out."""
 
 
-def exposition(runs: Iterable[Run]) -> str:
+def exposition(runs: Iterable[ShownRun]) -> str:
     r"""All runs.
 
     >>> from watersmeet.drivers.history import History
     >>> history = History()
     >>> history.add(Progress(('a "b"', "c"), (1, 2), rows_out=3))
-    >>> print(*exposition([Run("run-1", "a ⋈ c", history)]).splitlines()[4:8], sep="\n")
+    >>> print(*exposition([ShownRun("run-1", "a ⋈ c", history)]).splitlines()[4:8], sep="\n")
     # TYPE watersmeet_rows_in_total counter
     watersmeet_rows_in_total{run="run-1",title="a ⋈ c",input="a \"b\""} 1
     watersmeet_rows_in_total{run="run-1",title="a ⋈ c",input="c"} 2
@@ -145,7 +145,7 @@ def exposition(runs: Iterable[Run]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(metric: Metric, run: Run, progress: Progress) -> Iterator[str]:
+def _lines(metric: Metric, run: ShownRun, progress: Progress) -> Iterator[str]:
     for labels, value in metric.values(progress):
         if value is not None:
             all_labels = {"run": run.key, "title": run.title, **labels}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.drivers.history import History
-from watersmeet.live.board import Board, Run
+from watersmeet.live.board import Board, ShownRun
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 3.0
@@ -82,7 +82,7 @@ class Page:
         """Whether it is served."""
         return self._thread.is_alive()
 
-    def add(self, title: str, history: History, kind: str = "join") -> Run:
+    def add(self, title: str, history: History, kind: str = "join") -> ShownRun:
         """Show a run."""
         return self.board.add(title, history, kind)
 

@@ -19,7 +19,7 @@ from watersmeet.core.spec import Output
 from watersmeet.kernels import combinations, gather
 from watersmeet.records.attributes import AttributeCodec
 from watersmeet.records.plan import BatchRows, RowPlan
-from watersmeet.runs.multi_catalogue import ManyRuns, Run
+from watersmeet.runs.multi_catalogue import ManyRun, ManyRuns
 from watersmeet.runs.presence import FOREVER, NOT_ON_DISK
 from watersmeet.tables.multi_hash_table import ManySide
 from watersmeet.tables.multi_range_table import ManySorted
@@ -75,7 +75,7 @@ class InputRows:
     disk: ManyRuns
     batch: Passing | None = None
 
-    def _source(self, number: int) -> ManyTable | Passing | Run:
+    def _source(self, number: int) -> ManyTable | Passing | ManyRun:
         if number == TABLE:
             return self.table
         if number == BATCH:
@@ -121,7 +121,7 @@ class InputRows:
         for number, at, rows in self._by_source(ids):
             source = self._source(number)
             arrived[at] = source.ticks(rows)
-            if isinstance(source, Run):
+            if isinstance(source, ManyRun):
                 departed[at] = source.departures(rows)
                 ordinals[at] = rows.astype(np.int64) + source.first_ordinal
         return arrived, departed, ordinals

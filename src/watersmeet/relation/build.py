@@ -29,7 +29,7 @@ from watersmeet.records.keys import KeyCodec
 from watersmeet.records.types import from_stored
 from watersmeet.relation.partitions import PartitionMap
 from watersmeet.relation.relation import Design, Version, segment_name, write_segment
-from watersmeet.relation.sort import DiskRun, Rows, Run, Sorter
+from watersmeet.relation.sort import DiskRun, RelationRun, Rows, Sorter
 from watersmeet.spill.store import Store
 
 SegmentEntry: TypeAlias = tuple[int, int, int, int]
@@ -41,7 +41,7 @@ _CHAPTERS_FROM = 4
 """A partition of more than so many theta is written as several segments."""
 
 
-def stretches(runs: list[Run], cuts: list[tuple[int, int]]) -> Iterator[Rows]:
+def stretches(runs: list[RelationRun], cuts: list[tuple[int, int]]) -> Iterator[Rows]:
     """All rows up to each cut (a place) in turn, and those beyond the last, each stretch sorted."""
     at = [0] * len(runs)
     for cut in [*cuts, None]:
@@ -58,14 +58,14 @@ def stretches(runs: list[Run], cuts: list[tuple[int, int]]) -> Iterator[Rows]:
                 run.release(at[i])
 
 
-def _position(run: Run, word: int, hash_: int) -> int:
+def _position(run: RelationRun, word: int, hash_: int) -> int:
     """How many of a run's rows lie before a place."""
     low = int(np.searchsorted(run.words, word, side="left"))
     high = int(np.searchsorted(run.words, word, side="right"))
     return low + int(np.searchsorted(run.hashes[low:high], hash_, side="left"))
 
 
-def range_cuts(runs: list[Run], target: int) -> list[tuple[int, int]]:
+def range_cuts(runs: list[RelationRun], target: int) -> list[tuple[int, int]]:
     """Places about `target` bytes apart."""
     words, hashes, sizes = [], [], []
     for run in runs:
@@ -242,7 +242,7 @@ def build_version(
 
 
 def _range_pieces(
-    design: Design, runs: list[Run], partitions: int | None
+    design: Design, runs: list[RelationRun], partitions: int | None
 ) -> Iterator[tuple[tuple[int, int], Rows | None]]:
     theta = design.theta
     carried: Rows | None = None
@@ -262,7 +262,7 @@ def _range_pieces(
 
 
 def _hash_pieces(
-    design: Design, runs: list[Run], partitions: int | None
+    design: Design, runs: list[RelationRun], partitions: int | None
 ) -> Iterator[tuple[tuple[int, int], Rows | None]]:
     total = sum(int(run.marks()[1].sum()) for run in runs)
     count = partitions or max(1, -(-total // int(_USUAL * design.theta)))
@@ -271,7 +271,7 @@ def _hash_pieces(
     yield from _between(runs, starts)
 
 
-def _between(runs: list[Run], starts: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], Rows | None]]:
+def _between(runs: list[RelationRun], starts: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], Rows | None]]:
     """The rows of each partition, None where there are none."""
     for start, end in zip(starts, [*starts[1:], None], strict=True):
         parts = []

@@ -81,7 +81,7 @@ def stored_rows(design: Design, codec: PlaceCodec, batch: pa.RecordBatch) -> tup
     return rows, batch.num_rows - len(known)
 
 
-class Run(Protocol):
+class RelationRun(Protocol):
     """Sorted rows that can be read in slices."""
 
     @property
@@ -195,7 +195,7 @@ class Sorter:
             self._held.grow(size)
         self._waiting.append(rows)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RelationRun]:
         """All rows, sorted; nothing can be added any more."""
         if self._waiting and self._runs:
             self._write_run()

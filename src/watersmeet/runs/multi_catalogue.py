@@ -49,7 +49,7 @@ class ManyStored(Stored, Protocol):
         ...
 
 
-class Run:
+class ManyRun:
     """Rows that left memory at one tick, or, of runs that were put together, each at a tick of its own."""
 
     def __init__(self, store: Store, name: str, first_ordinal: int, departed: int, ends: Sequence[int]) -> None:
@@ -184,7 +184,7 @@ class ManyRuns:
     """One input's runs, in the order in which they were written."""
 
     def __init__(self, store: Store, prefix: str, attributes: int, claim: Reservation, meter: Meter) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[ManyRun] = []
         self.rows = 0
         self._numbered = 0
         """How many ordinals have been given."""
@@ -203,15 +203,15 @@ class ManyRuns:
             self._claim.grow(run.nbytes)
             self._append(run)
 
-    def write(self, table: ManyStored, stretches: Iterable[Int32], tick: int, page_bytes: int) -> list[Run]:
+    def write(self, table: ManyStored, stretches: Iterable[Int32], tick: int, page_bytes: int) -> list[ManyRun]:
         """Write rows of a table as runs, one for each stretch; whole or not at all. They count once they are added."""
-        written: list[Run] = []
+        written: list[ManyRun] = []
         try:
             for rows in stretches:
                 first = self._numbered + sum(run.rows for run in written)
                 name = f"{self._prefix}-{tick}-{len(written)}"
                 ends = self._write(name, table, rows, page_bytes)
-                written.append(Run(self._store, name, first, tick, ends))
+                written.append(ManyRun(self._store, name, first, tick, ends))
         except BaseException:
             for run in written:
                 self._store.remove(run.name)
@@ -221,14 +221,14 @@ class ManyRuns:
             self._meter.pages_written += len(run.ends)
         return written
 
-    def try_add(self, run: Run) -> bool:
+    def try_add(self, run: ManyRun) -> bool:
         """Take the run that follows into the catalogue; False if there is no memory for that."""
         if not self._claim.try_grow(run.nbytes):
             return False
         self._append(run)
         return True
 
-    def _append(self, run: Run) -> None:
+    def _append(self, run: ManyRun) -> None:
         self.runs.append(run)
         self.rows += run.rows
         self._numbered = run.first_ordinal + run.rows
@@ -250,13 +250,13 @@ class ManyRuns:
 
     def _put_together(
         self, first: int, beyond: int, types: tuple[pa.DataType, ...], tick: int, page_bytes: int
-    ) -> list[Run]:
+    ) -> list[ManyRun]:
         runs = self.runs[first:beyond]
         together = _RunsTogether(runs, types)
         rows = np.arange(together.rows, dtype=np.int32)
         name = f"{self._prefix}-{tick}-from-{runs[0].first_ordinal}"
         ends = self._write(name, together, rows, page_bytes, together.departures(rows))
-        one = Run(self._store, name, runs[0].first_ordinal, _AT_SEVERAL_TICKS, ends)
+        one = ManyRun(self._store, name, runs[0].first_ordinal, _AT_SEVERAL_TICKS, ends)
         for run in runs:
             run.close()
             self._claim.shrink(run.nbytes)
@@ -267,7 +267,7 @@ class ManyRuns:
         self.runs[first:beyond] = [one]
         return runs
 
-    def forget(self, run: Run) -> None:
+    def forget(self, run: ManyRun) -> None:
         """Take a run out of the catalogue; its segment is still there."""
         run.close()
         self.runs.remove(run)
@@ -339,7 +339,7 @@ class ManyRuns:
     def load(self, state: list[Any]) -> None:
         """Take over a snapshot's runs."""
         for name, first, departed, ends in state:
-            run = Run(self._store, name, first, departed, ends)
+            run = ManyRun(self._store, name, first, departed, ends)
             self._claim.grow(run.nbytes)
             self._append(run)
 
@@ -355,13 +355,13 @@ class ManyRuns:
 class _RunsTogether:
     """The rows of runs that follow each other, numbered through."""
 
-    def __init__(self, runs: Sequence[Run], types: tuple[pa.DataType, ...]) -> None:
+    def __init__(self, runs: Sequence[ManyRun], types: tuple[pa.DataType, ...]) -> None:
         self._runs = runs
         self._ends = np.cumsum([run.rows for run in runs])
         self.types = types
         self.rows = int(self._ends[-1])
 
-    def _by_run(self, rows: Int32) -> Iterator[tuple[Run, slice, Int32]]:
+    def _by_run(self, rows: Int32) -> Iterator[tuple[ManyRun, slice, Int32]]:
         """Runs, which of the ascending rows each has, and their numbers there."""
         start = 0
         for run, end in zip(self._runs, self._ends.tolist(), strict=True):

@@ -246,11 +246,6 @@ class Segment:
         return self._directory.size
 
     @property
-    def directory_nbytes(self) -> int:
-        """Main memory that the open segment itself takes: what grows with the number of pages."""
-        return self._directory.pages.nbytes + len(self._verified)
-
-    @property
     def checksum(self) -> int:
         """A number that changes with any byte of the segment."""
         return self._directory.checksum

@@ -264,6 +264,13 @@ def test_a_snapshot_of_another_join_is_refused() -> None:
     assert other.pairs == other.expected()
 
 
+def test_a_snapshot_of_another_version_is_refused() -> None:
+    taken = Driven(XJoin(SPEC, 64 * KIB, MemoryStore())).join.snapshot()
+    older = replace(taken, state={name: value for name, value in taken.state.items() if name != "format"})
+    with pytest.raises(SnapshotError, match="taken by another version of Watersmeet; go on with that version"):
+        XJoin.restore(SPEC, older, 64 * KIB, MemoryStore())
+
+
 @pytest.mark.parametrize("memory", [65 * KIB, 128 * KIB, 1024 * KIB, 8192 * KIB])
 def test_a_snapshot_is_taken_over_with_more_memory(memory: int) -> None:
     driven = spilling(MemoryStore())

@@ -23,7 +23,7 @@ from watersmeet.policies.reading_loop import LoopLimits
 from watersmeet.policies.regions import AttributeRegions
 from watersmeet.records.attributes import OrderedCodec
 from watersmeet.records.plan import RowPlan
-from watersmeet.runs.multi_catalogue import Run
+from watersmeet.runs.multi_catalogue import ManyRun
 from watersmeet.spill.store import Store
 from watersmeet.tables.multi_range_table import LooseAttributes, ManySorted, many_sorted_row_bytes
 from watersmeet.tables.range_table import sorted_layout
@@ -230,7 +230,7 @@ class Miner(MultiwayJoin):
         self._add(number, written)
         self._write_loose()
 
-    def _add(self, number: int, written: list[Run]) -> None:
+    def _add(self, number: int, written: list[ManyRun]) -> None:
         for run in written:
             while not self.disks[number].try_add(run):
                 if not self.trim_all():

@@ -17,7 +17,7 @@ from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.overflow import Overflow, pinned_order
 from watersmeet.matching.found_combinations import FIRST_RUN, places
 from watersmeet.matching.ledger_multi import VisitLedger
-from watersmeet.runs.multi_catalogue import Run
+from watersmeet.runs.multi_catalogue import ManyRun
 from watersmeet.spill.store import Store
 
 _MOST_CATALOGUE = 16
@@ -266,7 +266,7 @@ class CleanUp(FromDisk):
         self._mjoin.cleaned(self.driver, self._first + len(self._rows))
 
 
-def _run_at(runs: Sequence[Run], ordinal: int) -> tuple[int, int]:
+def _run_at(runs: Sequence[ManyRun], ordinal: int) -> tuple[int, int]:
     """The run that has an ordinal, and the row there."""
     firsts = [run.first_ordinal for run in runs]
     number = int(np.searchsorted(firsts, ordinal, "right")) - 1

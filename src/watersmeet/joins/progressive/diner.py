@@ -13,8 +13,7 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
-from watersmeet.engine.block_loop import Loop, NestedLoop
-from watersmeet.engine.resident_blocks import Resident
+from watersmeet.engine.block_loop import Loop, NestedLoop, Resident
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.matching.found_pairs import Between

@@ -18,7 +18,7 @@ from watersmeet.joins.window.partition_runs import PartitionRuns
 from watersmeet.joins.window.run_tasks import DiskTask, Invalidation, MemoryTask
 from watersmeet.matching.lookup import Lookup
 from watersmeet.policies.reactive import BestRate, ExpectedResults, ReactiveTask
-from watersmeet.policies.window_rates import Granularity, LoopCosts, PartitionFrequency, rarely_met
+from watersmeet.policies.window import Granularity, LoopCosts, PartitionFrequency, rarely_met
 from watersmeet.records.intake import Received
 from watersmeet.records.times import NEVER
 from watersmeet.spill.store import Store

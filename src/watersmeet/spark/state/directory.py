@@ -32,7 +32,7 @@ from watersmeet.spark.state.files import checked_json, make_directory, names_in,
 from watersmeet.spark.state.lineage import Lineage, enter, token
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, store_at
 
-FORMAT = 4
+FORMAT = 5
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
 ROWS = "rows"
