@@ -221,7 +221,9 @@ def _run(
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     schedule = arriving(tables, seed, delay)
     rows = max(_LEAST_MEMORY, round(memory * schedule.total_rows))
-    block, part = scaled_page(DINER.block_tuples, scale)
+    # MINER writes and reads blocks, of which there are as many for each row at any scale. Smaller will not do: what
+    # it knows of a block's rows by the next flush would be chance. The others write a memory-full in a few runs.
+    block, part = scaled_page(DINER.block_tuples, 1.0 if join == "MINER" else scale)
     # More for the records of smaller blocks.
     records = round(_RECORDS * schedule.total_rows / part)
     if join == OURS:
