@@ -38,6 +38,13 @@ def test_files_joined_by_time_alone_and_with_a_band_alone(tmp_path: Path) -> Non
     assert rows == [("a", 8), ("c", 30)]
 
 
+def test_rows_without_a_partner(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    words = ["--on", "ad", "--time", "ts = at", "--window", "10s", "--how", "anti", "--quiet", "-o", str(out)]
+    assert run(["window-join", *files(tmp_path), *words]) == 0
+    assert sorted(pq.read_table(out)["page"].to_pylist()) == ["b"]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -139,7 +139,7 @@ def expired_early(timing: Timing, side: int, newest: int, count: int) -> int:
     return real_expired(timing, side, newest, count) + 1
 
 
-def expired_while_owed(debts: WindowDebts, side: int, before: int) -> Any:
+def expired_while_owed(debts: WindowDebts, side: int, before: int, may_go: Any) -> Any:
     """Runs go that rows still owe."""
     gone = [entry for entry in debts.runs[side] if entry.span.latest < before and entry.owes_before is None]
     debts.runs[side][:] = [entry for entry in debts.runs[side] if entry not in gone]

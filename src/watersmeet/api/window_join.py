@@ -29,6 +29,7 @@ def window_join(
     *,
     time: str | Sequence[str] | None = None,
     window: object,
+    how: str = "inner",
     slide: Span | None = None,
     lateness: Span | None = None,
     late: str | None = None,
@@ -59,6 +60,10 @@ def window_join(
     :param window: `"10 min"`, or for a column of integers a number; `wm.rows(1000)`, the last so many rows in order of
         arrival, without `time`; `wm.landmark("1 day")`, all rows since the last midnight; `wm.age("1 min", "10 min")`,
         rows that are so old. Two of them, for the left and the right input, if they differ.
+    :param how: `"inner"`, all pairs; `"left"`, `"right"` or `"full"`, also rows of that input, or of both, that have no
+        partner, once their window has passed; `"semi"`, rows of the left input that have a partner, once; `"anti"`,
+        those that have none. A row without a time or a key has no partner, and comes at once; one that is dropped for
+        being late does not come.
     :param slide: windows move by so much at once, and keep rows until then.
     :param lateness: by so much a row may be older than the newest of its input before it.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
@@ -68,7 +73,8 @@ def window_join(
         back: it counts as having come as far as the other, until it speaks. What it then says may be late. A source
         that has nothing to say can tell the time in a punctuation, `wm.Punctuation({"ts": wm.between(None, now)})`.
     :param emit: `"early"`: results come as they are found; `"final"`: in the order of their times, each once no result
-        of an earlier time can follow. The time of a pair is that of its later row. What waits is part of `memory`, and
+        of an earlier time can follow. The time of a pair is that of its later row, that of a row which comes alone
+        the last at which it could have met another. What waits is part of `memory`, and
         is spilled where it does not fit.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
@@ -99,7 +105,9 @@ def window_join(
         from watersmeet.planner import choose_window
 
         left_schema, right_schema = schemas
-        spec = WindowJoinSpec(left_schema, right_schema, conditions, suffixes=suffixes, names=called, window=windows)
+        spec = WindowJoinSpec(
+            left_schema, right_schema, conditions, how, suffixes=suffixes, names=called, window=windows
+        )
         rest = settings.memory - queue_bytes(settings.memory)
         check_least(choose_window(spec, rest, algorithm)[0].least_memory(spec), settings.memory)
         return spec
@@ -116,5 +124,5 @@ def window_join(
         return Choice(kind.name, reason, with_queues(kind.least_memory(spec)))
 
     sources = open_sources(zip(called, (left, right), strict=True))
-    told = Told("window_join", described(on), window=f"{window} by {time}" if time is not None else str(window))
+    told = Told("window_join", described(on), how, window=f"{window} by {time}" if time is not None else str(window))
     return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen))

@@ -24,10 +24,12 @@ import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, Case, Move, make_case, random_fuel, random_moves
 from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
+from watersmeet.checks.oracle.kinds import Result
 from watersmeet.checks.oracle.nested_loops import comparable_values
-from watersmeet.checks.oracle.windows import Look, reference_result_times, reference_window_pairs
+from watersmeet.checks.oracle.windows import Look, reference_result_times, reference_window_results
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
 from watersmeet.core.arrays import Int64
+from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Range
 from watersmeet.core.protocol import Arrive, Punctuate
 from watersmeet.core.spec import Output
@@ -50,11 +52,11 @@ class WindowCase(Case):
     """A window join, its inputs and the script by which they arrive."""
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
+    def pairs(self) -> Sequence[Result]:
         """What the oracle says."""
         assert isinstance(self.spec, WindowJoinSpec)
         left, right = (pa.Table.from_batches([batch]) for batch in (self.left, self.right))
-        return reference_window_pairs(left, right, self.spec, self.order, self.looks)
+        return reference_window_results(left, right, self.spec, self.order, self.looks)
 
     def check_order(self, out: Sequence[pa.RecordBatch]) -> None:
         """An error if results that were to come in the order of their times do not."""
@@ -63,8 +65,11 @@ class WindowCase(Case):
         if spec.window.emit != "final" or spec.output is not Output.ROWS or not out:
             return
         times = reference_result_times(pa.Table.from_batches(out), spec)
-        for one, other in pairwise(times):
-            if other < one:
+        for sort in ("pair", "left", "right"):
+            of_sort = [time for each, time in times if each == sort]
+            for one, other in pairwise(of_sort):
+                if other >= one:
+                    continue
                 raise ConformanceError(f"a result of time {other} comes after one of time {one}")
 
     @property
@@ -140,6 +145,7 @@ def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> Wi
         tables[0].schema, tables[1].schema, on, output=base.spec.output, suffixes=base.spec.suffixes,
         window=window,
     )  # fmt: skip
+    spec = _of_some_kind(seed, spec, getattr(operator_class, "kinds", ("inner",)))
     case = _case(base, spec, tables, rng, operator_class, options)
     if kind != "rows":
         case = _perhaps_silent(seed, case)
@@ -154,9 +160,10 @@ def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> Wi
         least = int(operator_class.least_memory(spec, **options))
         case = replace(case, spec=spec, least=least, memory=least + case.memory - case.least)
     silences = ("silences",) if case.speaks_or_falls_silent else ()
+    kinds_of_join = () if spec.how == "inner" else (spec.how,)
     keys = base.kinds if spec.equalities else ("band alone",) if on else ("no condition",)
     emits = ("final",) if final and kind != "rows" else ()
-    return replace(case, kinds=(*keys, *silences, *emits, f"window of {kind}"))
+    return replace(case, kinds=(*keys, *kinds_of_join, *silences, *emits, f"window of {kind}"))
 
 
 def _case(
@@ -174,6 +181,18 @@ def _case(
     moves = random_moves(rng, tables[0], tables[1], memory)
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
     return WindowCase(base.seed, spec, tables[0], tables[1], moves, base.fuel, memory, least, restores)
+
+
+def _of_some_kind(seed: int, spec: WindowJoinSpec, kinds: Sequence[str]) -> WindowJoinSpec:
+    """Half of the cases are no inner joins."""
+    rng = np.random.default_rng([seed, 0x41D5])
+    if rng.random() < 0.5 or len(kinds) == 1:
+        return spec
+    how = str(rng.choice([kind for kind in kinds if kind != "inner"]))
+    try:
+        return replace(spec, how=how)
+    except SpecError:  # keys of one name that no type has room for
+        return replace(spec, how="left")
 
 
 def _perhaps_silent(seed: int, case: WindowCase) -> WindowCase:

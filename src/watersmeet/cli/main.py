@@ -114,6 +114,9 @@ def add_window_join_parser(commands: Any) -> Parser:
         metavar="SPAN",
         help="how long rows are met, such as 10min; a second one is for the right input",
     )
+    parser.add_argument(
+        "--how", default="inner", help="kind of join: inner, left, right, full, semi, anti (default %(default)s)"
+    )
     parser.add_argument("--slide", metavar="SPAN", help="windows move by so much at once")
     parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
     parser.add_argument("--late", help="later rows: keep, drop or error (default keep, or drop with --emit final)")
@@ -329,6 +332,7 @@ def run_window_join(args: argparse.Namespace) -> int:
             on=on,
             time=args.time,
             window=tuple(args.window) if len(args.window) == 2 else args.window[0],
+            how=args.how,
             slide=args.slide,
             lateness=args.lateness,
             late=args.late,

@@ -341,7 +341,7 @@ class HeldResults:
         assert self._held == sum(piece.size for piece in self._pieces) <= self._most
         assert all(len(source.times) for source in self._sources())
         assert len(self._segments) <= _MOST_SEGMENTS
-        assert all((np.diff(source.times) >= 0).all() for source in self._sources())
+        assert all((source.times[1:] >= source.times[:-1]).all() for source in self._sources())
 
 
 def _in_order(batch: pa.RecordBatch, order: Int64) -> pa.RecordBatch:

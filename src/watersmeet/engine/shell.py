@@ -702,4 +702,8 @@ class Operator(ABC):
         if self.windows is None:
             return self._arrival(state["input"], batch, numbers)
         known = state["newest"], state["others"]
-        return TimedArrival(self, self.windows, state["input"], batch, numbers, *known)
+        return self._arrival_kind(state["input"])(self, self.windows, state["input"], batch, numbers, *known)
+
+    def _arrival_kind(self, side: int) -> type[TimedArrival]:
+        """How rows with times arrive on a side."""
+        return TimedArrival

@@ -35,10 +35,18 @@ class TrackedArrival(Arrival):
     """
 
     def __init__(self, join: Any, side: int, batch: pa.RecordBatch, numbers: Int64) -> None:
+        self._begin_tracking(join, side)
+        super().__init__(join, side, batch, numbers)
+        self._begin_stages()
+
+    def _begin_tracking(self, join: Any, side: int) -> None:
+        """Before the rows are looked at."""
         self._nulls: tuple[Int64, list[pa.Array]] | None = None
         self._preserved = join.spec.kind.preserved[side]
         self._tracking = join
-        super().__init__(join, side, batch, numbers)
+
+    def _begin_stages(self) -> None:
+        """When it is known which of them can match nothing."""
         self._stage = _ROWS if self._nulls is None else _NULLS
         self._slice, self._slice_kept = 0, False
 

@@ -56,9 +56,17 @@ class Windows:
         self.delays = Delays()
         """Of each result, the seconds from the first poll after its later row came until it was found."""
 
-    def arrival(self, join: Operator, side: int, batch: pa.RecordBatch, numbers: Int64, others: int) -> TimedArrival:
+    def arrival(
+        self,
+        join: Operator,
+        side: int,
+        batch: pa.RecordBatch,
+        numbers: Int64,
+        others: int,
+        kind: type[TimedArrival] | None = None,
+    ) -> TimedArrival:
         """The next rows of an input, after so many of the other; those that are late are counted."""
-        arrival = TimedArrival(join, self, side, batch, numbers, self.newest[side], others)
+        arrival = (kind or TimedArrival)(join, self, side, batch, numbers, self.newest[side], others)
         late = arrival.timed.late
         if late is not None:
             if self.window.late == "error":
@@ -157,8 +165,10 @@ class TimedArrival(Arrival):
     ) -> None:
         self.timed = timed = windows.timing.read(side, batch, numbers, newest, others)
         taken = timed.known
-        if timed.late is not None and windows.window.late != "keep":
-            taken = ~timed.late if taken is None else taken & ~timed.late
+        self.dropped = None if windows.window.late == "keep" else timed.late
+        """Which rows are ignored because they came too late; None: none."""
+        if self.dropped is not None:
+            taken = ~self.dropped if taken is None else taken & ~self.dropped
         super().__init__(join, side, batch, numbers, [pa.array(timed.times), pa.array(timed.floors)], taken)
         self._windows = windows
         self._reached = timed.newest if self.positions is None else timed.newest[self.positions]

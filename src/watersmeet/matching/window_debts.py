@@ -18,7 +18,7 @@ leaves four times `fan_in` of them, or a few more where rows come out of order; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -94,13 +94,13 @@ class WindowDebts(Debts):
             entry.since = max(0, entry.since - count)
         self.refresh()
 
-    def drop_expired(self, side: int, before: int) -> list[RunEntry]:
+    def drop_expired(self, side: int, before: int, may_go: Callable[[RunEntry], bool]) -> list[RunEntry]:
         """Forget the runs of a side that nobody can ask for, if all rows before this time have expired."""
         runs = self.runs[side]
         if not any(entry.span.latest < before for entry in runs):
             return []
         before = min(before, self.span_of_owing(1 - side).floor)
-        gone = [entry for entry in runs if entry.span.latest < before and entry.owes_before is None]
+        gone = [each for each in runs if each.span.latest < before and each.owes_before is None and may_go(each)]
         if gone:
             runs[:] = [entry for entry in runs if entry not in gone]
             self.refresh()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int64
-from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.records.times import Timing
+from watersmeet.core.arrays import Bool, Int64
+from watersmeet.core.errors import SpecError
+from watersmeet.core.windows import FAR, WindowJoinSpec
+from watersmeet.records.times import NEVER, Timing
+
+_LAST = 4 * FAR - 2
+"""The time of rows whose window never closes, which come when all inputs have ended."""
 
 
 class ResultTimes:
@@ -27,29 +31,39 @@ class ResultTimes:
     def __init__(self, spec: WindowJoinSpec, timing: Timing) -> None:
         assert spec.window.time is not None
         self._timing = timing
-        left, right = spec.window.time
-        names = [[spec.input(side).names[column] for column in spec.kept[side]] for side in (0, 1)]
-        shared = {equal.right for equal in spec.equalities if equal.left == equal.right}
-        places: list[int | None] = [names[0].index(left) if left in names[0] else None, None]
-        if right in names[1]:
-            places[1] = len(names[0]) + names[1].index(right)
-        elif right in shared and names[1]:
-            places[1] = names[0].index(right)  # the other's value, which is equal
-        self._places = places
-        self._alone = left in shared or right in shared or places[1] is None
-        """Whether the columns do not tell which rows are alone: then all are taken for such."""
+        self._places: list[int | None] = []
+        for side, name in enumerate(spec.window.time):
+            column = spec.input(side).get_field_index(name)
+            place = next((i for i, made_of in enumerate(spec.columns) if made_of[side] == column), None)
+            if place is not None and spec.schema.field(place).type != spec.input(side).field(column).type:
+                raise SpecError(
+                    f"emit='final' cannot tell the time of results: column {name!r} is joined on, too, and has another "
+                    f"type in each input; cast one of them first"
+                )
+            self._places.append(place)
+        self._tells_pairs = None not in self._places and self._places[0] != self._places[1]
+        """Whether the columns tell which results are pairs; if not, all are taken for rows that come alone."""
+        self._one_sided = spec.kind.one_sided
 
     def of(self, batch: pa.RecordBatch) -> Int64:
-        """The time of each result."""
-        found = []
-        for side, place in enumerate(self._places):
-            if place is not None:
-                times, known = self._timing.read_times(side, batch.column(place))
-                found.append((side, times, np.ones(len(times), np.bool_) if known is None else known))
-        alone = np.full(batch.num_rows, np.iinfo(np.int64).min)
-        for side, times, known in found:
-            alone = np.where(known, np.maximum(alone, self._timing.meets(side, times)), alone)
-        if self._alone or len(found) < 2:
-            return alone
-        both: Int64 = np.where(found[0][2] & found[1][2], np.maximum(found[0][1], found[1][1]), alone)
-        return both
+        """The time of each result; earlier than any time for a row that has none."""
+        found = [self._read(side, batch) for side in (0, 1)]
+        times = np.full(batch.num_rows, NEVER)
+        for each in found:
+            if each is not None:
+                for side in (0,) if self._one_sided else (each[0],) if self._tells_pairs else (0, 1):
+                    closes = np.minimum(self._timing.meets(side, each[1]), _LAST)
+                    times = np.where(each[2], np.maximum(times, closes), times)
+        left, right = found
+        if not self._tells_pairs or left is None or right is None:
+            return times
+        pairs: Int64 = np.where(left[2] & right[2], np.maximum(left[1], right[1]), times)
+        return pairs
+
+    def _read(self, side: int, batch: pa.RecordBatch) -> tuple[int, Int64, Bool] | None:
+        """The times of rows of a side, and which results have one."""
+        place = self._places[side]
+        if place is None:
+            return None
+        times, known = self._timing.read_times(side, batch.column(place))
+        return side, times, np.ones(len(times), np.bool_) if known is None else known

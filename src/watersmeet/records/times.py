@@ -146,6 +146,7 @@ class Timing:
         """
         window = self.bounds[1 - side]
         if self.counted:
+            numbers = np.where(numbers < 0, ~numbers, numbers)  # of rows that have come out, and meet nobody
             floors = np.full(len(numbers), others - window.span)
             return Timed(numbers, floors, None, None, numbers, newest)
         times, known = self.times(side, batch)

@@ -48,6 +48,19 @@ class WindowMemtable(Memtable):
         """The span of the rows from a number on, and of perhaps some before them."""
         return TimeSpan.all_of(span for _, span in takewhile(lambda each: each[0] > number, reversed(self._stretches)))
 
+    def begun_before(self, time: int) -> int:
+        """The number behind the last rows of which some may be before a time."""
+        return next((end for end, span in reversed(self._stretches) if span.earliest < time), 0)
+
+    def ended_before(self, time: int, start: int) -> int:
+        """The number up to which all rows from another on are before a time."""
+        for end, span in self._stretches:
+            if end > start:
+                if span.latest >= time:
+                    break
+                start = end
+        return start
+
     def let_expire(self, before: int, most: int) -> int:
         """The first rows, up to `most` of them, that are older than this are found no more; returns how many can go:
         those that fill whole blocks.

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.checks.oracle.kinds import Result, results_of
 from watersmeet.checks.oracle.nested_loops import comparable_values, reference_combinations, reference_pairs
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.windows import Age, Landmark, Rows, Window, WindowJoinSpec
@@ -140,15 +141,62 @@ def _watermarks(
     return marks
 
 
-def reference_result_times(results: pa.Table, spec: WindowJoinSpec) -> list[int]:
-    """The time of each result: of a pair that of its later row."""
+def reference_window_results(
+    left: pa.Table, right: pa.Table, spec: WindowJoinSpec, order: Sequence[int], looks: Sequence[Look] | None = None
+) -> list[Result]:
+    """What a window join of its kind gives; rows that are dropped do not come out alone."""
+    looks = looks or [(0.0, [(side, None) for side in order])]
+    pairs = reference_window_pairs(left, right, spec, order, looks)
+    results = results_of(spec.kind, pairs, left.num_rows, right.num_rows)
+    if spec.window.late == "keep" or spec.counted or spec.kind.name in ("inner", "semi"):
+        return results
+    times = _times(left, right, spec)
+    marks = _watermarks(times, spec, looks)
+
+    def is_dropped(side: int, row: int) -> bool:
+        time, mark = times[side][row], marks[side][row]
+        return time is not None and mark is not None and time < mark
+
+    def comes_out(result: Result) -> bool:
+        if len(result) == 1:
+            return not is_dropped(0, result[0] or 0)
+        alone = [(side, row) for side, row in enumerate(result) if row is not None]
+        return len(alone) == 2 or not is_dropped(*alone[0])
+
+    return [result for result in results if comes_out(result)]
+
+
+def reference_result_times(results: pa.Table, spec: WindowJoinSpec) -> list[tuple[str, int]]:
+    """Of each result that has a time, whether it is a pair or whose row comes alone, and what the results of each sort
+    are in the order of: the later time of a pair, and when the window of a row closes that comes alone.
+    """
     assert spec.window.time is not None
-    left, right = spec.window.time
-    names = [[spec.input(side).names[i] for i in spec.kept[side]] for side in (0, 1)]
-    at = len(names[0]) + names[1].index(right) if right in names[1] else names[0].index(right)
-    columns = [results.column(place) for place in (names[0].index(left), at)]
-    found = [comparable_values(columns[side], columns[1 - side].type) for side in (0, 1)]
-    return [max(pair) for pair in zip(*found, strict=True)]
+    columns: list[list[int | None]] = []
+    for side, name in enumerate(spec.window.time):
+        column = spec.input(side).get_field_index(name)
+        places = [i for i, made_of in enumerate(spec.columns) if made_of[side] == column]
+        other = spec.time_types[1 - side]
+        columns.append(comparable_values(results.column(places[0]), other) if places else [None] * results.num_rows)
+    found = []
+    for left, right in zip(*columns, strict=True):
+        if left is not None and right is not None:
+            found.append(("pair", max(left, right)))
+        elif left is not None or right is not None:
+            side = 0 if left is not None else 1
+            closes = _closing(spec, side, left if left is not None else right or 0)
+            if closes is not None:
+                found.append((("left", "right")[side], closes))
+    return found
+
+
+def _closing(spec: WindowJoinSpec, side: int, time: int) -> int | None:
+    """What rises with the time at which the window of a row closes; None if it never does."""
+    window = spec.window.windows[side]
+    if isinstance(window, Landmark):
+        return None if window.every is None else time // _length(window.every)
+    assert not isinstance(window, Rows)
+    end = time + _length(window.most if isinstance(window, Age) else window)
+    return end if spec.window.slide is None else end // _length(spec.window.slide)
 
 
 def _times(left: pa.Table, right: pa.Table, spec: WindowJoinSpec) -> tuple[list[int | None], list[int | None]]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec, Output
@@ -21,8 +22,9 @@ from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
-from watersmeet.engine.windows import ALWAYS, TimedLookup
+from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival, WindowUnmatchedTask
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
@@ -31,6 +33,7 @@ from watersmeet.matching.range_lookup import RangeLookup
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import OwingRows, Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
+from watersmeet.matching.unmatched import UnmatchedTask
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
 from watersmeet.records.addressed import AddressedRows
@@ -183,7 +186,7 @@ class WindowConfluence(Confluence):
     takes_punctuations: ClassVar[bool] = True
     emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
-    kinds: ClassVar[tuple[str, ...]] = ("inner",)
+    kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
         "flushed", "settled before a flush", "settled in a silence", "expired runs"
@@ -195,9 +198,10 @@ class WindowConfluence(Confluence):
     debts: WindowDebts
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
-        super().__init__(spec, memory, store, **options)
-        self._passed: list[int] | None = None
+        self.alone = SettledRows(self)
+        self.passed_by_batches: list[int] | None = None
         """Where rows come in batches: how far the inputs had come before this one."""
+        super().__init__(spec, memory, store, **options)
         self.held: HeldResults | None = None
         """Results that wait until their time has passed; None: they go out as they are found."""
         if spec.window.emit == "final" and spec.output is Output.ROWS:
@@ -226,8 +230,9 @@ class WindowConfluence(Confluence):
         return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
 
     def _make_table(self, side: int) -> WindowMemtable:
-        by_range = isinstance(self.codec, BandKeys)
-        return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, self.spec.names[side], by_range)
+        by_range, marked = isinstance(self.codec, BandKeys), self.spec.kind.tracked[side]
+        name = self.spec.names[side]
+        return WindowMemtable(self.plans[side].types, self.budget, self.sizing.layout, name, by_range, marked=marked)
 
     def _make_keeping(self) -> None:
         """Rows stay for as long as others may come within their window, in the order of their times."""
@@ -256,7 +261,25 @@ class WindowConfluence(Confluence):
 
     def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
         assert self.windows is not None
-        return self.windows.arrival(self, side, batch, numbers, self._intakes[1 - side].numbered)
+        kind = self._arrival_kind(side)
+        return self.windows.arrival(self, side, batch, numbers, self._intakes[1 - side].numbered, kind)
+
+    def _arrival_kind(self, side: int) -> type[TimedArrival]:
+        return TrackedTimedArrival if self.spec.kind.tracked[side] else TimedArrival
+
+    def _is_settled(self, side: int) -> bool:
+        return self.alone.has_come(side)
+
+    def _unmatched_task(self, side: int) -> UnmatchedTask | None:
+        return self.alone.task(side)
+
+    def _forget_rows(self, side: int) -> None:
+        self.alone.rows_dropped(side, self.tables[side].rows)
+        super()._forget_rows(side)
+
+    def _carry_bits(self, side: int, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
+        super()._carry_bits(side, runs, merged)
+        self.alone.runs_dropped(side, [run.name for run in runs])
 
     def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
         return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))
@@ -285,7 +308,7 @@ class WindowConfluence(Confluence):
         A row that is still to come is not older than its input's mark, unless it is dropped; and a pair is as late as
         the later of its rows. So is a pair that a row which owes has yet to find.
         """
-        newest = self.timed.newest if self._passed is None else self._passed
+        newest = self.timed.newest if self.passed_by_batches is None else self.passed_by_batches
         marks = [self.timed.timing.late_before(newest[side]) for side in (0, 1) if not self.exhausted(side)]
         owing = [self.debts.span_of_owing(side).earliest for side in (0, 1) if self.debts.owes(side)]
         return min([*marks, *owing], default=ALWAYS)
@@ -302,7 +325,7 @@ class WindowConfluence(Confluence):
         all batches before it, whatever operator they come from.
         """
         super().advance(newest)
-        self._passed = list(self.timed.newest)
+        self.passed_by_batches = list(self.timed.newest)
 
     def _can_emit(self) -> bool:
         """Whether the time of some results has passed, and nothing is at hand that might lead to earlier ones."""
@@ -366,14 +389,25 @@ class WindowConfluence(Confluence):
         segments, state = super()._own_state()
         held = None if self.held is None else self.held.to_state()
         names = [] if self.held is None else self.held.names
-        return [*segments, *names], {**state, "firsts": [table.first for table in self.tables], "held": held}
+        return [*segments, *names], {
+            **state,
+            "firsts": [table.first for table in self.tables],
+            "held": held,
+            "passes": self.alone.to_state(),
+        }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         super()._load_own(state)
+        self.alone.load(state["passes"])
         if self.held is not None:
             self.held.load(state["held"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:
+        if state["kind"] == "unmatched":
+            side, before = state["side"], state["before"]
+            task = WindowUnmatchedTask(self, self.alone, side, before)
+            task.resume(state)
+            return task
         return EmitTask(self) if state["kind"] == "emit" else super()._load_task(state)
 
     def _load_rows(self, snapshot: Snapshot) -> None:
@@ -408,22 +442,27 @@ class WindowConfluence(Confluence):
         for side, table in enumerate(self.tables):
             if not table.rows or self._settling[side] is not None:
                 continue  # rows on their way through runs are known by their numbers
-            most = self.debts.settled[side] if self.debts.rows_owe(side) else table.rows
+            most = self.alone.may_expire(side, self.debts.settled[side] if self.debts.rows_owe(side) else table.rows)
             count = table.let_expire(self.expired_before(side), most)
             if count and share * count >= table.rows:
                 self.gone[side][0] = int(table.ticks(np.array([count - 1], np.int32))[0])
                 table.drop_first(count)
                 self.debts.rows_dropped(side, count)
+                self.alone.rows_dropped(side, count)
                 self._came[side].count_from(count)
                 self.events["expired blocks"] += -(-count // self.sizing.layout.block_rows)
                 some = True
         return some
 
     def _expire_runs(self, side: int) -> bool:
-        gone = self.debts.drop_expired(side, self.expired_before(side))
+        gone = self.debts.drop_expired(side, self.expired_before(side), partial(self.alone.run_may_expire, side))
         if gone:
+            names = [entry.run.name for entry in gone]
             let_go([entry.run for entry in gone])
-            self.saver.discard([entry.run.name for entry in gone])
+            if self.matched is not None and self.spec.kind.tracked[side]:
+                self.matched.bits.forget(names)
+            self.alone.runs_dropped(side, names)
+            self.saver.discard(names)
             self.events["expired runs"] += len(gone)
             self._count_runs()
         return bool(gone)
