@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import SpecError
+from watersmeet.core.kinds import KINDS, refuse_kind
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec
 from watersmeet.core.multi_spec import MultiSpec
@@ -183,7 +184,7 @@ def choose_multiway(
         )
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
-        elif rows is not None:
+        elif rows is not None and spec.preserved is None:
             from watersmeet.policies.splitting import Estimates, plan
 
             drawn = plan(spec, Estimates.of(spec, rows, selectivities))
@@ -197,6 +198,8 @@ def choose_multiway(
 def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
     """The smallest budget of what `build_multiway` would build."""
     _check_multiway(spec, algorithm)
+    if spec.preserved is not None:
+        return MULTIWAY["confluence"].least_memory(spec)
     if spec.window is not None:
         return WINDOWED_MULTIWAY["mjoin"].least_memory(spec)
     kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["confluence", "tree"]
@@ -208,6 +211,16 @@ def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
     if spec.window is not None and algorithm not in ("auto", *WINDOWED_MULTIWAY):
         raise SpecError(f"{algorithm} knows no windows; choose algorithm='mjoin', or leave window out")
+    if spec.preserved is None:
+        return
+    if spec.window is not None or spec.has_bands:
+        what = "windows" if spec.window is not None else "bands"
+        raise SpecError(
+            f"a join of several inputs by {what} finds results, and cannot preserve {spec.names[spec.preserved]}; "
+            f"leave how= out, or join two inputs at a time"
+        )
+    if algorithm not in ("auto", "confluence"):
+        refuse_kind(KINDS["left"], algorithm, ("inner",))
 
 
 LOOKUPS: Mapping[str, type[LookupJoin]] = Registry({

@@ -38,6 +38,16 @@ def test_several_files_are_joined_into_one(files: Path, algorithm: str) -> None:
     assert found == [{"buyer": "Ada", "name": "cup"}, {"buyer": "Bo", "name": "cup"}]
 
 
+def test_rows_of_one_input_come_out_in_any_case(files: Path) -> None:
+    assert run(["multijoin", *ORDERS, *ON, "--how", "items:left", "--quiet", "-o", "out.parquet"]) == 0
+    found = pq.read_table("out.parquet").select(["order_id", "part", "name"]).to_pylist()
+    assert sorted(map(str, found)) == [
+        "{'order_id': 1, 'part': 7, 'name': None}",
+        "{'order_id': 1, 'part': 8, 'name': 'cup'}",
+        "{'order_id': 2, 'part': 8, 'name': 'cup'}",
+    ]
+
+
 def test_without_output_the_first_rows_are_shown(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["multijoin", *ORDERS, *ON, "--quiet"]) == 0
     said = capsys.readouterr().out

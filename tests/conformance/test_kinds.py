@@ -12,11 +12,14 @@ import pytest
 
 from watersmeet.checks import ConformanceError, conform, make_kind_case, run_case
 from watersmeet.checks.cases import Case
+from watersmeet.checks.multi_cases import make_preserving_case
 from watersmeet.core.kinds import KINDS
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.multiway.confluence import ManyConfluence
+from watersmeet.joins.multiway.preserved import PreservedArrival
 from watersmeet.joins.sharded import Sharded
-from watersmeet.matching.matched import Matched
+from watersmeet.matching.matched import Matched, MatchedNumbers
 from watersmeet.policies.keeping import Keeping
 from watersmeet.policies.settling import Settling
 from watersmeet.records import split
@@ -64,6 +67,8 @@ def _few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("watersmeet.runs.matched_bits._MOST_PAGE", 1)
     monkeypatch.setattr("watersmeet.joins.confluence.LEAST_BYTES", 4)
     monkeypatch.setattr("watersmeet.joins.confluence._BITS_SHARE", 1 << 40)
+    monkeypatch.setattr("watersmeet.joins.multiway.confluence.LEAST_BYTES", 4)
+    monkeypatch.setattr("watersmeet.joins.multiway.confluence._BITS_SHARE", 1 << 40)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,39 @@ def test_every_result_exactly_once_in_shards(
     monkeypatch.setattr(split, "_LEAST_SHARED", 1)
     monkeypatch.setattr(RowPlan, "as_they_are", True)
     conform(Sharded, cases=CASES, seed=20_000, make=make_kind_case, shards=shards, stays=stays)
+
+
+class ManyWatched(ManyConfluence):
+    """Adds up what happened in all cases."""
+
+    def close(self) -> None:
+        Watched.seen += self.events
+        if self.matched is not None:
+            Watched.seen["versions of bits"] += self.matched.bits.written
+        super().close()
+
+
+MANY_TIGHT = {"floor": 0, "fan_in": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "proofs"),
+    [
+        ({}, {"settled before a flush", "settled in a silence", "settled at the end", "flushed"}),
+        (MANY_TIGHT, {"settled before a flush", "flushed", "merged"}),
+        (MANY_TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "merged"}),
+    ],
+    ids=["usual", "tight", "late"],
+)
+def test_rows_of_one_of_several_inputs_are_preserved_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
+    conform(ManyWatched, cases=CASES, seed=21_000, make=make_preserving_case, **options)
+    assert proofs | {"rows without a partner settled"} <= set(+Watched.seen), Watched.seen
+
+
+@pytest.mark.usefixtures("_few_bits")
+def test_rows_of_one_of_several_inputs_are_preserved_where_bits_do_not_fit_into_memory() -> None:
+    conform(ManyWatched, cases=CASES, seed=22_000, make=make_preserving_case, **MANY_TIGHT)
+    assert Watched.seen["versions of bits"] > CASES, Watched.seen
 
 
 # --- mutants ---
@@ -205,6 +243,49 @@ def make_restored(seed: int, join: type[Any]) -> Case:
         return make_kind_case(seed, plain)
     cases = (make_kind_case(each, plain) for each in count(1_000 * seed))
     return next(case for case in cases if case.restores)
+
+
+def in_no_result(join: ManyConfluence, ids: Any) -> None:
+    """Nobody is told that a row is in a result."""
+
+
+def numbers_forgotten(matched: MatchedNumbers, state: Any) -> None:
+    """A snapshot's marks are forgotten."""
+
+
+def before_the_others_end(join: ManyConfluence) -> bool:
+    """Rows come out alone though they have not met what is on disk."""
+    number = join.spec.preserved
+    assert number is not None
+    return join._is_of_no_use(number) and bool(join.tables[number].rows) and join._settling is None
+
+
+def nulls_never_noted(arrival: PreservedArrival) -> None:
+    """Rows that can match nothing come out again with the rest of their batch."""
+    arrival._nulls = None
+
+
+def passing_are_silent(arrival: PreservedArrival) -> Any:
+    """Rows that need not be kept never come out alone."""
+    return np.empty(0, np.int64)
+
+
+MANY_MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
+    "nobody is in a result": (ManyConfluence, "_in_results", in_no_result),
+    "a snapshot loses marks": (MatchedNumbers, "load", numbers_forgotten),
+    "rows come out before all is met": (ManyConfluence, "_is_settled", before_the_others_end),
+    "rows that match nothing come twice": (PreservedArrival, "_note_nulls", nulls_never_noted),
+    "rows that pass by are lost": (PreservedArrival, "_ids_of_slice", passing_are_silent),
+}
+
+
+@pytest.mark.usefixtures("_few_bits")
+@pytest.mark.parametrize("mutant", MANY_MUTANTS)
+def test_mutant_of_several_inputs_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, rule, broken = MANY_MUTANTS[mutant]
+    monkeypatch.setattr(owner, rule, broken)
+    with pytest.raises(ConformanceError, match=WRONG):
+        conform(ManyConfluence, cases=300, seed=0, make=make_preserving_case, **MANY_TIGHT)
 
 
 def nulls_left_out(splitter: Splitter, *args: Any) -> None:

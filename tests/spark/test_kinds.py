@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from spark.frames import random_frames, rows_in, rows_of
-from spark.random_streams import Replayed
+from spark.random_streams import Replayed, cut, with_ends
 from watersmeet.core.errors import SpecError
-from watersmeet.spark import join
+from watersmeet.spark import join, multijoin
 from watersmeet.spark.io.source import END, EVENT
 
 SPARKS = {"left": "left", "right": "right", "full": "full", "semi": "left_semi", "anti": "left_anti"}
@@ -104,3 +104,31 @@ def test_endless_streams_have_semi_joins_and_no_rows_that_would_never_settle(spa
     for how in ("left", "right", "full", "anti"):
         with pytest.raises(SpecError, match=f"how='{how}' of streams that do not end would hold back each row"):
             join(stream, stream, on="value", how=how, state=state)
+
+
+def test_one_of_several_inputs_is_preserved(spark: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+
+    def table(rows: int, *columns: str) -> pa.RecordBatch:
+        return pa.record_batch(
+            {name: pa.array(rng.integers(0, 60, rows), mask=rng.random(rows) < 0.1) for name in columns}
+        )
+
+    tables = {"r": table(80, "a", "x"), "s": table(80, "a", "b"), "t": table(80, "b", "y")}
+    frames = {name: spark.createDataFrame(pa.Table.from_batches([each])) for name, each in tables.items()}
+    on, how = ["r.a = s.a", "s.b = t.b"], {"t": "left"}
+    pairs = frames["r"].join(frames["s"], on="a").withColumnRenamed("b", "sb")
+    expected = rows_of(
+        frames["t"].join(pairs, on=frames["t"]["b"] == pairs["sb"], how="left").select("a", "x", "b", "y")
+    )
+    found = multijoin(frames, on=on, how=how, memory="1 MiB", partitions=3)
+    assert rows_of(found.select("a", "x", "b", "y")) == expected
+    assert expected.total() > 80
+    streams = with_ends(cut(list(tables.values()), rng), rng)
+    state = tmp_path / "state"
+
+    def joined(streams: list[Any]) -> Any:
+        named = dict(zip(tables, streams, strict=True))
+        return multijoin(named, on=on, how=how, state=state, partitions=2).select("a", "x", "b", "y")
+
+    assert Replayed(spark, tmp_path, joined).run_all(streams, rng) == expected

@@ -15,7 +15,7 @@ from watersmeet.api.run import PageOption, Settings, Told, check_least, close_al
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
-from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges
+from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges, parse_preserved
 from watersmeet.core.windows import Span
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
@@ -33,6 +33,7 @@ def multijoin(
     time: object = None,
     lateness: Span | None = None,
     late: str = "keep",
+    how: Mapping[str, str] | str = "inner",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     spill: str | os.PathLike[str] | None = None,
@@ -62,6 +63,8 @@ def multijoin(
     :param lateness: by so much a row may be older than the newest of its input before it.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the join. They are counted in `progress.late`.
+    :param how: `{"orders": "left"}` for one input whose rows come out in any case, with NULLs beside those that are in
+        no result, as soon as the other inputs have ended; `"inner"`: for none.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
@@ -91,6 +94,7 @@ def multijoin(
     """
     names = tuple(inputs)
     edges = parse_edges(on, names)
+    preserved = parse_preserved(how, names)
     windows = _windows(window, names, time, lateness, late)
     settings = Settings.of(memory, spill, wait, on_progress, page)
     _check_multiway(algorithm, options)
@@ -98,7 +102,7 @@ def multijoin(
     def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:
         from watersmeet.planner import least_for_multiway
 
-        spec = MultiSpec(names, tuple(schemas), edges, window=windows)
+        spec = MultiSpec(names, tuple(schemas), edges, window=windows, preserved=preserved)
         check_least(least_for_multiway(spec, algorithm), settings.memory)
         return spec
 
@@ -113,7 +117,8 @@ def multijoin(
         name, reason, plan = choose_multiway(spec, algorithm, options.get("rows"), options.get("selectivities"))
         return Choice(name, reason, with_queues(least_for_multiway(spec, name)), plan)
 
-    told = Told("multijoin", described(on), window=None if window is None else str(window))
+    kind = "inner" if preserved is None else f"left for {names[preserved]}"
+    told = Told("multijoin", described(on), kind, window=None if window is None else str(window))
     return Result(*open_run(open_sources(inputs.items()), specify, make, settings, told=told, choose=chosen))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -49,9 +50,18 @@ class MultiCase:
         return len(self.tables)
 
     @cached_property
-    def pairs(self) -> list[tuple[int, ...]]:
-        """What the oracle says: the row numbers of all combinations."""
-        return reference_combinations([pa.Table.from_batches([table]) for table in self.tables], self.spec)
+    def pairs(self) -> Sequence[tuple[int | None, ...]]:
+        """What the oracle says: the row numbers of all combinations, and of rows that come out alone."""
+        found = reference_combinations([pa.Table.from_batches([table]) for table in self.tables], self.spec)
+        preserved = self.spec.preserved
+        if preserved is None:
+            return [*found]
+        have = {numbers[preserved] for numbers in found}
+        alone = (row for row in range(self.tables[preserved].num_rows) if row not in have)
+        nobody: list[tuple[int | None, ...]] = [
+            tuple(row if number == preserved else None for number in range(self.inputs)) for row in alone
+        ]
+        return [*found, *nobody]
 
     def table(self, number: int) -> pa.RecordBatch:
         """All the rows of one input."""
@@ -81,6 +91,15 @@ def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> Mul
     >>> str(make_multi_case(7, MJoin)) == str(make_multi_case(7, MJoin))
     True
     """
+    return _make_case(seed, operator_class, False, options)
+
+
+def make_preserving_case(seed: int, operator_class: type[Any], **options: Any) -> MultiCase:
+    """The same, where one of the inputs is preserved."""
+    return _make_case(seed, operator_class, True, options)
+
+
+def _make_case(seed: int, operator_class: type[Any], preserving: bool, options: dict[str, Any]) -> MultiCase:
     rng = np.random.default_rng([seed, 0x3317])
     inputs = int(rng.choice([2, 3, 4, 5, 6], p=[0.15, 0.35, 0.3, 0.15, 0.05]))
     shape, edges = _graph(rng, inputs)
@@ -99,6 +118,8 @@ def make_multi_case(seed: int, operator_class: type[Any], **options: Any) -> Mul
     schemas = {_name(i): _schema(i, columns[i], payload[i], wide[i]) for i in range(inputs)}
     output = [Output.ROWS, Output.PAIRS, Output.COUNTS][int(rng.choice(3, p=[0.9, 0.05, 0.05]))]
     spec = MultiSpec.of(schemas, on, output)
+    if preserving:
+        spec = replace(spec, preserved=int(np.random.default_rng([seed, 0x41D5]).integers(inputs)))
     least = int(operator_class.least_memory(spec, **options))
     memory = _memory(rng, least)
     results = len(

@@ -34,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as 'trades.at = quotes.at:90s': values that differ by so much at most; needs --algorithm miner",
     )
     parser.add_argument(
+        "--how",
+        action="append",
+        default=[],
+        metavar="NAME:left",
+        help="rows of this input come out in any case, with NULLs beside those that are in no result",
+    )
+    parser.add_argument(
         "--window",
         action="append",
         default=[],
@@ -71,7 +78,7 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
 
     >>> words = argparse.Namespace(
     ...     inputs=["a.csv", "b=other.csv"], on=["a.id = b.id"], band=["a.at = b.at:90s"],
-    ...     window=["10min", "b:5 rows"], time=[], lateness=None, late="keep", rows=[],
+    ...     how=[], window=["10min", "b:5 rows"], time=[], lateness=None, late="keep", rows=[],
     ... )
     >>> found = what_to_join(words)
     >>> found["inputs"], found["window"]
@@ -85,12 +92,26 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "inputs": inputs,
         "on": on,
+        "how": _how(args.how),
         "window": _of_all_or_each("--window", args.window, inputs, _window),
         "time": _of_all_or_each("--time", args.time, inputs, str),
         "lateness": args.lateness,
         "late": args.late,
         **({"rows": _counts(args.rows)} if args.rows else {}),
     }
+
+
+def _how(texts: Sequence[str]) -> object:
+    """As `wm.multijoin` takes it.
+
+    >>> _how(["orders:left"]), _how([])
+    ({'orders': 'left'}, 'inner')
+    """
+    if not texts:
+        return "inner"
+    if any(":" not in text for text in texts):
+        return texts[0]
+    return dict(text.rsplit(":", 1) for text in texts)
 
 
 def _counts(texts: Sequence[str]) -> dict[str, float]:

@@ -115,6 +115,30 @@ def _parse_end(end: str, text: str, names: Sequence[str]) -> tuple[int, str]:
     return found, end[len(names[found]) + 1 :]
 
 
+def parse_preserved(how: object, names: Sequence[str]) -> int | None:
+    """The input whose rows come out in any case, from what people write; None: there is none.
+
+    >>> parse_preserved({"orders": "left"}, ["items", "orders"]), parse_preserved("inner", ["r", "s"])
+    (1, None)
+    """
+    if how is None or how == "inner":
+        return None
+    if not isinstance(how, Mapping):
+        raise SpecError(f"how={how!r} does not say of which input; write how={{{names[0]!r}: 'left'}}")
+    for name, kind in how.items():
+        if name not in names:
+            raise SpecError(f"how={how!r} names {name!r}, which is no input; the inputs are {', '.join(names)}")
+        if kind not in ("left", "inner"):
+            raise SpecError(f"how={how!r}: a join of several inputs can be 'left' or 'inner' for one, not {kind!r}")
+    preserved = [name for name, kind in how.items() if kind == "left"]
+    if len(preserved) > 1:
+        raise SpecError(
+            f"how={how!r} preserves {len(preserved)} inputs, and a join of several inputs preserves one; choose one of "
+            f"them, or join two at a time with wm.join"
+        )
+    return names.index(preserved[0]) if preserved else None
+
+
 @dataclass(frozen=True)
 class MultiSpec:
     """A join of two or more inputs, with every question of names and types settled.
@@ -133,6 +157,8 @@ class MultiSpec:
     output: Output = Output.ROWS
     window: ManyWindows | None = None
     """Which rows can meet at all; None: all."""
+    preserved: int | None = None
+    """The input whose rows come out in any case, with NULLs beside those that are in no result; None: there is none."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -155,10 +181,12 @@ class MultiSpec:
         on: ManyOn,
         output: Output = Output.ROWS,
         window: ManyWindows | None = None,
+        how: object = None,
     ) -> MultiSpec:
         """The join of inputs by name."""
         names = tuple(schemas)
-        return cls(names, tuple(schemas.values()), parse_edges(on, names), output, window)
+        edges = parse_edges(on, names)
+        return cls(names, tuple(schemas.values()), edges, output, window, parse_preserved(how, names))
 
     def _form(self, edge: Edge) -> KeyType | BandForm | None:
         types = [self.key_field(edge.input(side), edge.column(side)).type for side in (0, 1)]
@@ -291,7 +319,8 @@ class MultiSpec:
 
         for edge in self.edges:
             if edge.first_column == edge.second_column and edge.width is None:
-                low, high = sorted((root((edge.first, edge.first_column)), root((edge.second, edge.second_column))))
+                ends = root((edge.first, edge.first_column)), root((edge.second, edge.second_column))
+                low, high = sorted(ends, key=lambda end: (end[0] != self.preserved, end))
                 first[high] = low
         return tuple(
             tuple(i for i, name in enumerate(schema.names) if root((number, name)) == (number, name))
@@ -302,8 +331,15 @@ class MultiSpec:
     def schema(self) -> pa.Schema:
         """The output's schema; with row numbers asked for, a column for each input."""
         if self.output is Output.PAIRS:
-            return pa.schema([pa.field(name, pa.int64(), nullable=False) for name in self.names])
-        fields = [(number, self.schemas[number].field(i)) for number, kept in enumerate(self.kept) for i in kept]
+            optional = [self._is_optional(number) for number in range(len(self.names))]
+            return pa.schema(
+                [pa.field(name, pa.int64(), nullable) for name, nullable in zip(self.names, optional, strict=True)]
+            )
+        fields = [
+            (number, field.with_nullable(True) if self._is_optional(number) else field)
+            for number, kept in enumerate(self.kept)
+            for field in (self.schemas[number].field(i) for i in kept)
+        ]
         by_name: dict[str, set[int]] = {}
         for number, field in fields:
             by_name.setdefault(field.name, set()).add(number)
@@ -318,10 +354,16 @@ class MultiSpec:
             seen.add(field.name)
         return pa.schema(named)
 
+    def _is_optional(self, number: int) -> bool:
+        """Whether a result may lack a row of this input."""
+        return self.preserved not in (None, number)
+
     @cached_property
     def fingerprint(self) -> str:
         """Stable across processes; equal for equal joins."""
         parts = [*self.names, *(schema.to_string() for schema in self.schemas), repr(self.edges), self.output.value]
         if self.window is not None:
             parts.append(repr(self.window))
+        if self.preserved is not None:
+            parts.append(f"preserves {self.preserved}")
         return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:16]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
+from watersmeet.core.kinds import KINDS, refuse_kind
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
@@ -31,6 +32,8 @@ from watersmeet.tables.multi_hash_table import ManySide
 class MultiwayJoin(Operator):
     """The shell of an operator for several finite streams."""
 
+    preserves: ClassVar[bool] = False
+    """Whether it can give rows of one input that are in no result."""
     spec: MultiSpec
     sizing: ManySizing  # type: ignore[assignment]
     codec: AttributeCodec
@@ -48,6 +51,8 @@ class MultiwayJoin(Operator):
         order: ProbingOrder | None = None,
         grain: Grain | None = None,
     ) -> None:
+        if spec.preserved is not None and not self.preserves:
+            refuse_kind(KINDS["left"], self.name, ("inner",))
         self.spec = spec
         self._grain = grain or Grain()
         self.order = order or ProbingOrder(spec)
@@ -185,7 +190,7 @@ class MultiwayJoin(Operator):
 
     def snapshot(self) -> Snapshot:
         """The state as of now; writes the rows that arrived since the last one."""
-        segments = [name for disk in self.disks for name in disk.segments]
+        segments = [name for disk in self.disks for name in disk.segments] + self._own_segments()
         return self.saver.save(segments, {"runs": [disk.to_state() for disk in self.disks], **self._own_state()})
 
     @classmethod
@@ -196,6 +201,10 @@ class MultiwayJoin(Operator):
         join = cls(spec, snapshot.state["memory"], store, **options)
         join._load(snapshot)
         return join
+
+    def _own_segments(self) -> list[str]:
+        """The segments that only this operator has."""
+        return []
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:

@@ -176,6 +176,10 @@ class CombinationBuffer:
         """Gathers what all inputs have of some combinations in one pass, or says that it cannot."""
         self.widest = [0] * len(plans)
         """The widest row of each input so far."""
+        self.in_results: Callable[[Int64], None] | None = None
+        """Who is told of rows of the preserved input that are in results, if there is one."""
+        self._alone = False
+        """Whether what waits are rows of the preserved input alone."""
 
     @property
     def waiting(self) -> int:
@@ -185,7 +189,12 @@ class CombinationBuffer:
     def fill(self, ids: Int64) -> None:
         """Put combinations into the empty buffer: a row number of each input, one column for each combination."""
         assert not self.waiting
-        self._ids = ids
+        self._ids, self._alone = ids, False
+
+    def fill_alone(self, ids: Int64) -> None:
+        """Put rows of the preserved input into the empty buffer that are in no result: they come out alone."""
+        assert not self.waiting
+        self._ids, self._alone = ids[np.newaxis], True
 
     def clear(self) -> None:
         """Forget all combinations."""
@@ -200,7 +209,8 @@ class CombinationBuffer:
         fit = self._fitting(inputs, limit)
         while True:
             try:
-                batch, count = self._build(inputs, self._ids[:, :fit])
+                some = self._ids[:, :fit]
+                batch, count = self._build_alone(inputs, some[0]) if self._alone else self._build(inputs, some)
                 break
             except OverflowError:  # more distinct values than a small dictionary index can number
                 fit //= 2
@@ -214,7 +224,11 @@ class CombinationBuffer:
         if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and not self._to_verify):
             return count
         widths = np.zeros(count, np.int64)
-        for rows, ids, plan in zip(inputs, self._ids, self._plans, strict=True):
+        plans = self._plans
+        if self._alone:
+            assert self._spec.preserved is not None
+            inputs, plans = [inputs[self._spec.preserved]], [plans[self._spec.preserved]]
+        for rows, ids, plan in zip(inputs, self._ids, plans, strict=True):
             for column in {*plan.outputs, *plan.keys}:
                 rows.widen(column, ids, widths)
         return int(gather.fitting(widths, limit))
@@ -225,6 +239,7 @@ class CombinationBuffer:
             ids = ids[:, equal]
         count = ids.shape[1]
         if self._spec.output is Output.COUNTS or not count:
+            self._tell(ids)
             return None, count
         arrays = None if self.gather_together is None else self.gather_together(ids)
         if arrays is None:
@@ -232,6 +247,28 @@ class CombinationBuffer:
             arrays = [array for rows, mine, plan in each for array in rows.gather_columns(plan.outputs, mine)]
         outputs = ((plan, column) for plan in self._plans for column in plan.outputs)
         columns = [plan.original(column, array) for (plan, column), array in zip(outputs, arrays, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+        self._tell(ids)
+        return batch, count
+
+    def _tell(self, ids: Int64) -> None:
+        """These results are handed out. Whatever may fail was done before."""
+        if self.in_results is not None and ids.shape[1]:
+            assert self._spec.preserved is not None
+            self.in_results(ids[self._spec.preserved])
+
+    def _build_alone(self, inputs: Sequence[Combined], ids: Int64) -> tuple[pa.RecordBatch | None, int]:
+        """Rows of the preserved input, with NULLs in the place of all others."""
+        count, preserved = len(ids), self._spec.preserved
+        if self._spec.output is Output.COUNTS:
+            return None, count
+        assert preserved is not None
+        columns = []
+        for number, plan in enumerate(self._plans):
+            arrays = [pa.nulls(count, plan.types[column]) for column in plan.outputs]
+            if number == preserved:
+                arrays = inputs[number].gather_columns(plan.outputs, ids)
+            columns += [plan.original(column, array) for column, array in zip(plan.outputs, arrays, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema), count
 
     def _verified(self, inputs: Sequence[Combined], ids: Int64) -> Bool | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Bool, Bytes, Numbers
+from watersmeet.core.arrays import Bool, Bytes, Int64, Numbers
 from watersmeet.core.kinds import Kind
 from watersmeet.kernels import matched as kernels
 from watersmeet.records.plan import Rows, TableRows
@@ -30,6 +30,7 @@ from watersmeet.runs.sorted_run import MergedRows
 from watersmeet.tables.memtable import Memtable
 
 _NOBODY = np.empty(0, np.uint8)
+_ROWS = "rows"
 
 
 class Matched:
@@ -86,6 +87,43 @@ class Matched:
 
     def _each(self) -> Iterator[tuple[Memtable, bool]]:
         return zip(self._tables, self.kind.tracked, strict=True)
+
+
+class MatchedNumbers:
+    """Marks of rows that are known by their numbers, from 0 on: however many copies of a row there are.
+
+    >>> from watersmeet.spill.store import MemoryStore
+    >>> marks = MatchedNumbers(MatchedBits(MemoryStore(), 1024, lambda: "bits-1", lambda names: None))
+    >>> marks.mark(np.array([3, 5])); marks.unmarked(np.array([0, 3, 99])).tolist()
+    [True, False, True]
+    """
+
+    def __init__(self, bits: MatchedBits) -> None:
+        self.bits = bits
+        bits.begin(_ROWS, 0)
+
+    def mark(self, numbers: Int64) -> None:
+        """Rows are in results."""
+        ordered = np.sort(numbers)  # so that few pages are turned
+        self.bits.grow(_ROWS, int(ordered[-1]) + 1)
+        self.bits.mark([_ROWS], ordered)
+
+    def unmarked(self, numbers: Int64) -> Bool:
+        """Which rows are in no result."""
+        found = np.ones(len(numbers), np.bool_)
+        known = np.flatnonzero(numbers < self.bits.rows(_ROWS))
+        order = known[np.argsort(numbers[known], kind="stable")]
+        if len(order):
+            found[order] = self.bits.unmarked([_ROWS], numbers[order])
+        return found
+
+    def to_state(self) -> list[Any]:
+        """For a snapshot; bits that have changed are written."""
+        return [self.bits.save()[_ROWS], self.bits.rows(_ROWS)]
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Take over what a snapshot says."""
+        self.bits.load({_ROWS: state[0]}, {_ROWS: state[1]})
 
 
 def _located(source: Rows, numbers: Numbers) -> tuple[Rows, Numbers]:

@@ -58,7 +58,10 @@ class RowPlan:
             Output.COUNTS: [],
         }[spec.output]
         verified = ([] if exact_hash else key_columns) + [schema.get_field_index(name) for name in also_verified]
-        self._sources = list(dict.fromkeys([*outputs, *verified]))
+        preserved = isinstance(spec, MultiSpec) and spec.preserved == side
+        self._sources = list(dict.fromkeys([*outputs, *verified, *([_NUMBER] if preserved else [])]))
+        self.number = self._sources.index(_NUMBER) if preserved else None
+        """Which stored column tells a row's number, where it is known by that."""
         self._originals = [pa.int64() if i == _NUMBER else schema.field(i).type for i in self._sources]
         self.types = [stored_type(type_) for type_ in self._originals]
         self._as_they_are = [stored == own for stored, own in zip(self.types, self._originals, strict=True)]

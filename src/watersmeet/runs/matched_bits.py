@@ -52,7 +52,7 @@ class _Bits:
     version: str | None = None
     """What was written of it last; None: nothing, and all bits that are not in memory are zero."""
     buffer: pa.Buffer | None = None
-    """That version, once it was opened."""
+    """That version, once it was opened. There may be more rows now."""
     changed: bool = False
     """Whether pages in memory differ from it."""
 
@@ -115,6 +115,18 @@ class MatchedBits:
 
     def _new(self, rows: int, version: str | None = None) -> _Bits:
         return _Bits(rows, np.full(-(-rows >> self._shift) if rows else 0, _NONE, np.int32), version)
+
+    def rows(self, name: str) -> int:
+        """How many rows a run has."""
+        return self._bits[name].rows
+
+    def grow(self, name: str, rows: int) -> None:
+        """Let there be so many rows, if they are more; the new ones have no partner."""
+        bits = self._bits[name]
+        if rows > bits.rows:
+            slots = np.full(-(-rows >> self._shift), _NONE, np.int32)
+            slots[: len(bits.slots)] = bits.slots
+            bits.rows, bits.slots = rows, slots
 
     def _set_page(self, name: str, start: int, marked: Bool) -> None:
         if marked.any():
@@ -227,15 +239,19 @@ class MatchedBits:
         if bits.buffer is None:
             bits.buffer = self._opened(bits.version, bits.rows)
         start = page * self._page_bytes
-        size = min(self._page_bytes, -(-bits.rows >> 3) - start)
+        size = max(0, min(self._page_bytes, bits.buffer.size - _TRAILER.size - start))
         self._store.count_read(size)
-        return np.frombuffer(bits.buffer, np.uint8, size, start)
+        if size == self._page_bytes:
+            return np.frombuffer(bits.buffer, np.uint8, size, start)
+        content = np.zeros(self._page_bytes, np.uint8)
+        content[:size] = np.frombuffer(bits.buffer, np.uint8, size, start if size else 0)
+        return content
 
     def _opened(self, version: str, rows: int) -> pa.Buffer:
         buffer = self._store.open(version)
         size = buffer.size - _TRAILER.size
-        told = _TRAILER.unpack(buffer.slice(size)) if size >= 0 else None
-        if told is None or told != (rows, zlib.crc32(buffer.slice(0, size)), _END_MARK):
+        told = _TRAILER.unpack(buffer.slice(size)) if size >= 0 else (0, 0, b"")
+        if told[1:] != (zlib.crc32(buffer.slice(0, max(0, size))), _END_MARK) or not 0 < told[0] <= rows:
             raise SegmentError(
                 f"spill segment {version!r} cannot be used: it was altered after it was written; run the join again or "
                 f"restore an older snapshot, and check the disk if this comes back"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -105,6 +106,67 @@ def test_a_row_with_null_comes_at_once() -> None:
         rows += batch.to_pylist()
         came.set()
     assert rows == [{"k": None, "a": 1}, {"k": 3, "a": 2}]
+
+
+MANY = "select o.id, o.buyer, i.part, p.name from o left join (i join p using (part)) on o.id = i.id"
+
+
+def orders_items_parts(rows: int = 2_000) -> dict[str, pa.Table]:
+    rng = np.random.default_rng(5)
+
+    def column(most: int, count: int, kind: pa.DataType | None = None) -> pa.Array:
+        return pa.array(rng.integers(0, most, count), kind, mask=rng.random(count) < 0.05)
+
+    return {
+        "orders": pa.table({"id": column(rows, rows), "buyer": np.arange(rows)}),
+        "items": pa.table({"id": column(rows, rows, pa.int32()), "part": column(rows, rows)}),
+        "parts": pa.table({"part": column(rows, rows), "name": [f"part {i}" for i in range(rows)]}),
+    }
+
+
+@pytest.mark.parametrize("memory", ["64 MiB", "512 KiB"])
+def test_one_of_several_inputs_is_preserved_as_duckdb_does(memory: str) -> None:
+    tables = orders_items_parts(8_000)
+    with duckdb.connect() as connection:
+        for name, table in tables.items():
+            connection.register(name[0], table)
+        expected = connection.sql(MANY).arrow()
+        expected = expected if isinstance(expected, pa.Table) else expected.read_all()
+    on = ["orders.id = items.id", "items.part = parts.part"]
+    result = wm.multijoin(tables, on=on, how={"orders": "left"}, memory=memory)
+    found = result.table().select(["id", "buyer", "part", "name"])
+    assert multiset(found) == multiset(expected)
+    assert found["part"].null_count > 500
+    assert (result.progress.spilled > 0) == (memory == "512 KiB")
+
+
+def test_a_preserved_input_has_its_own_keys_in_the_output() -> None:
+    tables = {"a": pa.table({"k": [1]}), "b": pa.table({"k": [2], "v": [7]})}
+    assert wm.multijoin(tables, on="a.k = b.k", how={"b": "left"}).table().to_pylist() == [{"k": 2, "v": 7}]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("left", "how='left' does not say of which input; write how={'orders': 'left'}"),
+        ({"orders": "left", "items": "left"}, "preserves 2 inputs, and a join of several inputs preserves one"),
+        ({"order": "left"}, "names 'order', which is no input; the inputs are orders, items, parts"),
+        ({"orders": "anti"}, "can be 'left' or 'inner' for one, not 'anti'"),
+    ],
+)
+def test_what_several_inputs_cannot_be_is_refused(how: Any, sentence: str) -> None:
+    on = ["orders.id = items.id", "items.part = parts.part"]
+    with pytest.raises(SpecError, match=re.escape(sentence)):
+        wm.multijoin(orders_items_parts(10), on=on, how=how)
+
+
+def test_other_joins_of_several_inputs_refuse_to_preserve_one() -> None:
+    on, how = ["orders.id = items.id", "items.part = parts.part"], {"orders": "left"}
+    for algorithm in ("mjoin", "tree", "miner"):
+        with pytest.raises(SpecError, match=f"{algorithm} finds pairs, and cannot do how='left'"):
+            wm.multijoin(orders_items_parts(10), on=on, how=how, algorithm=algorithm)
+    with pytest.raises(SpecError, match="by windows finds results, and cannot preserve orders"):
+        wm.multijoin(orders_items_parts(10), on=on, how=how, window=wm.rows(5))
 
 
 def test_kinds_that_cannot_be_are_refused() -> None:

@@ -11,17 +11,20 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int64
+from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Step
 from watersmeet.engine.merging import MergeTask
+from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.many_settlement import ManySettlement
+from watersmeet.joins.multiway.preserved import AloneTask, PreservedArrival
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
+from watersmeet.matching.matched import MatchedNumbers
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Slice
 from watersmeet.matching.together import Together
@@ -31,6 +34,7 @@ from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
+from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
 from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spill.store import Store
@@ -59,6 +63,8 @@ _LEAST_BLOCK_ROWS = 8
 _MOST_BLOCK_ROWS = 4096
 _BLOCKS = 128
 """Into so many blocks memory is divided, or more."""
+_BITS_SHARE = 64
+"""One part in so many of the memory is for bits of the preserved input's rows, if there is one."""
 
 
 class ManyConfluence(RoomFirst, MultiwayJoin):
@@ -85,6 +91,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     not worth a pass over the disk, rows are written as they are, and settle later, with others. Rows that wait for
     nothing but inputs that have ended are not kept once they have settled.
 
+    Where one input is preserved, there is a bit for each of its rows, by its number (`preserved`). Once the others have
+    ended and nothing is owed any more, its rows that are in no result come out.
+
     :param settling: when rows settle, and when they wait for others.
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek.
         Without, work on the disk is counted by bytes.
@@ -110,6 +119,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     """
 
     name: ClassVar[str] = "confluence"
+    preserves: ClassVar[bool] = True
     tables: tuple[ManyMemtable, ...]  # type: ignore[assignment]
     disks: tuple[RunSets, ...]  # type: ignore[assignment]
     inputs: tuple[ManyRows, ...]  # type: ignore[assignment]
@@ -169,14 +179,50 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         """Hashes that a row may go through in idle time."""
         self._idle = False
         """Whether this poll found nothing to do."""
+        self.matched: MatchedNumbers | None = None
+        """Which rows of the preserved input are in results, if there is one."""
+        if spec.preserved is not None:
+            self._track(memory)
 
     # --- what rows are kept in ---
+
+    def _track(self, memory: int) -> None:
+        """From now on it is known which rows of the preserved input are in results."""
+        size = max(LEAST_BYTES, memory // _BITS_SHARE)
+        self.budget.reservation("bits of rows").grow(size)
+        self.matched = MatchedNumbers(MatchedBits(self.store, size, self._new_bits, self._discard))
+        self.combinations.in_results = self._in_results
+
+    def _new_bits(self) -> str:
+        self._written += 1
+        return f"bits-{self._written}"
+
+    def _discard(self, names: list[str]) -> None:
+        self.saver.discard(names)
+
+    def _numbers_of(self, ids: Int64) -> Int64:
+        """The numbers of some rows of the preserved input."""
+        assert self.spec.preserved is not None
+        column = self.plans[self.spec.preserved].number
+        assert column is not None
+        numbers: Int64 = self.inputs[self.spec.preserved].gather_columns([column], ids)[0].to_numpy()
+        return numbers
+
+    def _in_results(self, ids: Int64) -> None:
+        assert self.matched is not None
+        self.matched.mark(self._numbers_of(ids))
+
+    def are_alone(self, ids: Int64) -> Bool:
+        """Which rows of the preserved input are in no result so far."""
+        assert self.matched is not None
+        return self.matched.unmarked(self._numbers_of(ids))
 
     @classmethod
     def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
         runs = sum(map(len, spec.attributes))
-        return super().least_memory(spec) + _LEAST_SETS * runs * _RUN_BYTES
+        bits = 2 * LEAST_BYTES if spec.preserved is not None else 0
+        return super().least_memory(spec) + _LEAST_SETS * runs * _RUN_BYTES + bits
 
     @classmethod
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
@@ -267,6 +313,36 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             owing += table.rows
         return owing
 
+    # --- rows that are in no result ---
+
+    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        return (PreservedArrival if number == self.spec.preserved else Arrival)(self, number, batch, numbers)
+
+    def _is_settled(self) -> bool:
+        """Whether rows of the preserved input are there whose results have all been found, and no more will come."""
+        number = self.spec.preserved
+        if number is None or not self._is_of_no_use(number) or self.owes or self._settling is not None:
+            return False
+        return bool(self.tables[number].rows or self.disks[number].sets)
+
+    def _alone_task(self) -> AloneTask | None:
+        """Hand out the rows of the preserved input that are in no result, if all have settled."""
+        if not self._is_settled():
+            return None
+        assert self.spec.preserved is not None
+        self.events["rows without a partner settled"] += 1
+        return AloneTask(self, self.spec.preserved)
+
+    def input_is_over(self, number: int) -> None:
+        """All rows of an input are in results or came out alone: nobody needs them any more."""
+        self.clock += 1
+        self.tables[number].clear()
+        self.gone[number] = self.clock
+        self.settled[number] = 0
+        self.saver.discard(self.disks[number].segments)
+        self.disks[number].close()
+        self._count_runs()
+
     # --- work ---
 
     def _make_room(self) -> bool:
@@ -293,6 +369,10 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _urgent_task(self) -> Any:
         if self._is_due():
             return self._settle_task("in passing", urgent=True)
+        if not all(self._ended):
+            alone = self._alone_task()
+            if alone is not None:
+                return alone
         if self._runs_changed and self._settling is None:
             task = self._merge_task()
             if task is not None:
@@ -300,18 +380,23 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         if self.full:
             if self.owes and not self._may_leave_owing():
                 return self._settle_task("before a flush", urgent=True)
+            alone = self._alone_task()
+            if alone is not None:
+                return alone
             self._flush()
             self.full = False
             return self._urgent_task()
         return None
 
     def _has_urgent_work(self) -> bool:
-        if self.full or self._is_due() or (self._task is not None and self._is_urgent(self._task)):
+        if self.full or self._is_due() or self._is_settled():
+            return True
+        if self._task is not None and self._is_urgent(self._task):
             return True
         return self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
 
     def _is_urgent(self, task: Any) -> bool:
-        return isinstance(task, MergeTask) or (isinstance(task, ManySettlement) and task.urgent)
+        return isinstance(task, MergeTask | AloneTask) or (isinstance(task, ManySettlement) and task.urgent)
 
     def _give_way(self, task: Any) -> None:
         if isinstance(task, ManySettlement) and task.waiting:
@@ -325,7 +410,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return self._settle_task("in a silence" if self._stalled else "in idle time") if self.owes else None
 
     def _clean_up_task(self) -> Any:
-        return self._settle_task("at the end") if self.owes else None
+        return self._settle_task("at the end") if self.owes else self._alone_task()
 
     # --- settling ---
 
@@ -472,10 +557,19 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     # --- snapshots ---
 
+    def _own_segments(self) -> list[str]:
+        if self.matched is None:
+            return []
+        self._saved_bits = self.matched.to_state()
+        return [self._saved_bits[0]] if self._saved_bits[0] is not None else []
+
+    _saved_bits: list[Any] | None = None
+
     def _own_state(self) -> dict[str, Any]:
         aside = self._settling if self._settling is not self._task else None
         waiting = self.combinations.waiting if self._task is None else 0  # it has just given way
         return {
+            "matched": self._saved_bits,
             "epoch": self.epoch,
             "settled": list(self.settled),
             "settling": None if aside is None else aside.state(waiting),
@@ -488,6 +582,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.epoch, self.settled = state["epoch"], list(state["settled"])
         self.full, self._written = state["full"], state["written"]
         self._idle_share = state["idle_share"]
+        if self.matched is not None:
+            self.matched.load(state["matched"])
         self._count_runs()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
@@ -497,5 +593,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             super()._load_tasks(state, waiting)
 
     def _load_task(self, state: dict[str, Any]) -> Any:
+        if state["kind"] == "alone":
+            return AloneTask(self, state["number"], state["part"], *state["place"])
         self._settling = ManySettlement.load(self, state)
         return self._settling

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
 from watersmeet.core.join_tree import Branch, Shape, left_deep, parse_shape
+from watersmeet.core.kinds import KINDS, refuse_kind
 from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import Equal, JoinSpec, Output
@@ -257,6 +258,8 @@ def _refuse_unfit(spec: MultiSpec) -> None:
         raise SpecError("tree joins on equal values only; for a band choose algorithm='miner'")
     if spec.window is not None:
         raise SpecError("tree knows no windows; choose algorithm='mjoin', or leave window out")
+    if spec.preserved is not None:
+        refuse_kind(KINDS["left"], "tree", ("inner",))
 
 
 def _shape(spec: MultiSpec, tree: Shape | None) -> Branch:

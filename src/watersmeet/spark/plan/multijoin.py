@@ -40,6 +40,7 @@ def multijoin(
     inputs: Mapping[str, DataFrame],
     on: ManyOn,
     *,
+    how: Mapping[str, str] | str = "inner",
     memory: str | int = "512 MiB",
     state: str | os.PathLike[str] | None = None,
     partitions: int | None = None,
@@ -63,6 +64,8 @@ def multijoin(
     :param inputs: by name.
     :param on: conditions such as `"orders.id = items.order_id"` or `watersmeet.band("trades.at = quotes.at", width)`,
         enough of them to hold all inputs together.
+    :param how: `{"orders": "left"}` for one input whose rows come out in any case, with NULLs beside those that are in
+        no result, as soon as the other inputs have ended; `"inner"`: for none.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold.
     :param state: of streams: a directory that all workers reach under this path, or an address that PyArrow has a file
         system for.
@@ -80,7 +83,7 @@ def multijoin(
         frames = _with_ends(names, frames, streaming)
     schemas = plain_schemas(*frames)
     arrow = {name: arrow_schema(schema, name) for name, schema in zip(names, schemas, strict=True)}
-    spec = MultiSpec.of(arrow, on)
+    spec = MultiSpec.of(arrow, on, how=how)
     factory = MultiFactory.of(spec, algorithm)
     budget = parse_memory(memory)
     Shares.check(budget, factory.least_memory())
@@ -91,7 +94,8 @@ def multijoin(
     for name, schema, positions in zip(names, schemas, keys, strict=True):
         for position in positions:
             check_collation(schema.fields[position].dataType, schema.names[position], name)
-    tagging = Tagging(schemas, keys, groups, streaming)
+    preserved = tuple(number == spec.preserved for number in range(len(names)))
+    tagging = Tagging(schemas, keys, groups, streaming, preserved=preserved)
     task = OperatorTask(
         factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(frames[0]), None,
         parse_memory(cache),
