@@ -27,7 +27,7 @@ from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status
 from watersmeet.core.report import LookupFigures, Report
 from watersmeet.engine.lookup_answers import Asked, Unit, lookup_figures
 from watersmeet.engine.lookup_shell import PAGE_BYTES, LookupFrame, Waiting
-from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.memory import format_bytes
 from watersmeet.records.plan import BatchRows
 from watersmeet.relation.relation import RelationReader
@@ -277,6 +277,7 @@ class LookupJoin(LookupFrame):
         skip, pages, times = self._pages()
         state = {
             **self._own_state(),
+            "format": FORMAT,
             "memory": self.budget.total,
             "steps": self._steps,
             "versions": [each.pinned.version.number for each in self._queue],

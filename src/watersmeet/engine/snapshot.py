@@ -23,7 +23,7 @@ from watersmeet.spill.segment import Segment, SegmentWriter
 if TYPE_CHECKING:
     from watersmeet.engine.shell import Operator
 
-_FORMAT = 2
+FORMAT = 2
 """Of what a snapshot says; older ones are refused."""
 _MOST_DELTAS = 16
 _ROWS_AT_ONCE = 8192
@@ -60,7 +60,7 @@ class Saver:
         state = {
             **own,
             **join.frame_state(),
-            "format": _FORMAT,
+            "format": FORMAT,
             "memory": join.budget.total,
             "count": self._count,
             "deltas": [[list(delta) for delta in deltas] for deltas in self._deltas],
@@ -186,7 +186,7 @@ def check_snapshot(name: str, fingerprint: str, snapshot: Snapshot, memory: int)
         raise SnapshotError(f"the snapshot is of {snapshot.algorithm!r}, not of {name!r}")
     if snapshot.fingerprint != fingerprint:
         raise SnapshotError("the snapshot is of another join: its inputs, conditions or output differ from this one's")
-    if snapshot.state.get("format") != _FORMAT:
+    if snapshot.state.get("format") != FORMAT:
         raise SnapshotError(
             "the snapshot was taken by another version of Watersmeet; go on with that version, or begin anew"
         )

@@ -14,7 +14,7 @@ from watersmeet.core.protocol import Arrive, End, Event, PlainOperator, Snapshot
 from watersmeet.core.report import Lateness, Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.compose import member_prefix, member_snapshots
-from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.confluence import FLOOR, Confluence
 from watersmeet.joins.shard import Shard
 from watersmeet.memory import PooledBudget, format_bytes
@@ -361,6 +361,7 @@ class Sharded(PlainOperator):
         self.hand_on()
         saved, segments = member_snapshots(self.shards)
         state = {
+            "format": FORMAT,
             "memory": self.budget.total,
             "shares": [share.total for share in self.budget.shares],
             "shards": saved,

@@ -19,7 +19,7 @@ from watersmeet.core.report import Report
 from watersmeet.engine.compose import Cascade, member_prefix
 from watersmeet.engine.lookup_answers import sum_of_figures
 from watersmeet.engine.lookup_operator import LookupJoin
-from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.lookup.partitioned import Partitioned
 from watersmeet.memory import JointBudget, format_bytes
 from watersmeet.records.intake import Intake
@@ -332,6 +332,7 @@ class LookupChain(Cascade):
                     writer.write_page(batch)
                 writer.seal({"epochs": [epoch for epoch, _ in rows]}).close()
         state = {
+            "format": FORMAT,
             "memory": self.budget.total,
             "steps": self._steps,
             "epochs": [epoch.versions for epoch in self._epochs],

@@ -15,7 +15,7 @@ from watersmeet.core.many_lookups import SharedSpec
 from watersmeet.core.protocol import Arrive, End, Event, PlainOperator, Snapshot, Stall, Status, Step
 from watersmeet.core.report import Report
 from watersmeet.engine.lookup_answers import MappedIndex, sum_of_figures
-from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.lookup.join_memory import JoinMemory
 from watersmeet.joins.lookup.partitioned import Partitioned
 from watersmeet.memory import Budget, JointBudget, format_bytes
@@ -340,6 +340,7 @@ class SharedLookup(PlainOperator):
         """The state as of now: that of all streams."""
         parts = [member.snapshot() for member in self._members]
         state = {
+            "format": FORMAT,
             "memory": self.budget.total,
             "next": self._next,
             "streams": [

@@ -15,7 +15,7 @@ from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import Equal, JoinSpec, Output
 from watersmeet.engine.compose import Cascade, member_prefix
-from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.progressive.xjoin import XJoin
 from watersmeet.memory import JointBudget, format_bytes
@@ -225,6 +225,7 @@ class JoinTree(Cascade):
         """The state as of now: that of all joins."""
         nodes, segments = self._member_snapshots()
         state = {
+            "format": FORMAT,
             "memory": self.budget.total,
             "tree": self.shape.describe(self.spec.names),
             "numbered": list(self._numbered),
