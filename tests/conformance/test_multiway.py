@@ -12,7 +12,7 @@ import pytest
 
 from watersmeet.checks import ConformanceError, check_snapshot, conform, make_multi_case, run_case
 from watersmeet.checks.run import MOST_SPILLED
-from watersmeet.engine.multi_block_loop import BlockLoop
+from watersmeet.joins.multiway.block_loop import BlockLoop
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin

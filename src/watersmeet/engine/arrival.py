@@ -47,6 +47,22 @@ class Task(Protocol):
         ...
 
 
+class Found(Protocol):
+    """Results that were found and not handed out."""
+
+    widest: list[int]
+    """Bytes of the widest row of each input."""
+
+    @property
+    def waiting(self) -> int:
+        """How many there are."""
+        ...
+
+    def clear(self) -> None:
+        """Forget them."""
+        ...
+
+
 class Arriving(ABC):
     """A batch on its way into memory, slice by slice: each as large as the room and the fuel allow."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +30,11 @@ from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot, St
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.engine.arrival import Arrival, Arriving, Task
+from watersmeet.engine.arrival import Arrival, Arriving, Found, Task
 from watersmeet.engine.phases import LATER, Phase, phase_of
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.snapshot import Saver, check_snapshot
-from watersmeet.engine.windows import ALWAYS, TimedArrival, Windows
+from watersmeet.engine.windows import ALWAYS, TimedArrival, Windows, refuse_unfit_windows
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Lookup
 from watersmeet.memory import Budget, format_bytes, no_room_for
@@ -46,22 +46,6 @@ from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, SideTable, row_bytes
 
 _LEAST_ROOM_TO_RESTORE = 2048
-
-
-class Found(Protocol):
-    """Results that were found and not handed out."""
-
-    widest: list[int]
-    """Bytes of the widest row of each input."""
-
-    @property
-    def waiting(self) -> int:
-        """How many there are."""
-        ...
-
-    def clear(self) -> None:
-        """Forget them."""
-        ...
 
 
 class Operator(ABC):
@@ -175,26 +159,11 @@ class Operator(ABC):
         """An error if this join cannot carry out what the spec asks for."""
         refuse_kind(spec.kind, cls.name, cls.kinds)
         if cls.windowed:
-            cls._refuse_unfit_windows(spec)
+            refuse_unfit_windows(cls.name, spec, cls.needs_keys, cls.emits)
         elif spec.band is not None and not cls.joins_ranges:
             raise SpecError(
                 f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "
                 f"algorithm='confluence', 'diner' or 'pmj'"
-            )
-
-    @classmethod
-    def _refuse_unfit_windows(cls, spec: JoinSpec) -> None:
-        if not isinstance(spec, WindowJoinSpec):
-            raise SpecError(f"{cls.name} joins endless inputs by windows; use wm.window_join, or another algorithm")
-        if cls.needs_keys and not spec.equalities:
-            raise SpecError(
-                f"{cls.name} finds rows by equal values, and the join asks for none; name a column in on=, or take "
-                f"algorithm='confluence'"
-            )
-        if spec.window.emit not in cls.emits:
-            raise SpecError(
-                f"{cls.name} hands out results as it finds them, and cannot do emit={spec.window.emit!r}; take "
-                f"algorithm='confluence', or leave emit= out"
             )
 
     # --- what an operator may hold its rows in ---

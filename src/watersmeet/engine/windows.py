@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.delays import Delays
-from watersmeet.core.errors import LateRowError
+from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.report import WindowFigures
+from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival
 from watersmeet.engine.silence import Silence
@@ -31,6 +32,22 @@ if TYPE_CHECKING:
 
 ALWAYS = 4 * FAR - 1
 """Later than any time."""
+
+
+def refuse_unfit_windows(name: str, spec: JoinSpec, needs_keys: bool, emits: Sequence[str]) -> None:
+    """An error if a join of this name cannot carry out what the spec asks for."""
+    if not isinstance(spec, WindowJoinSpec):
+        raise SpecError(f"{name} joins endless inputs by windows; use wm.window_join, or another algorithm")
+    if needs_keys and not spec.equalities:
+        raise SpecError(
+            f"{name} finds rows by equal values, and the join asks for none; name a column in on=, or take "
+            f"algorithm='confluence'"
+        )
+    if spec.window.emit not in emits:
+        raise SpecError(
+            f"{name} hands out results as it finds them, and cannot do emit={spec.window.emit!r}; take "
+            f"algorithm='confluence', or leave emit= out"
+        )
 
 
 class Windows:

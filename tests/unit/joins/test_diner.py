@@ -16,7 +16,7 @@ from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Stall, Status
 from watersmeet.core.spec import JoinSpec, Output, band, parse_on
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
-from watersmeet.engine.block_loop import Loop, NestedLoop
+from watersmeet.joins.progressive.block_loop import Loop, NestedLoop
 from watersmeet.joins.progressive.diner import Diner
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore

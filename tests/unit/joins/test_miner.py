@@ -16,8 +16,8 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
-from watersmeet.engine.multi_block_loop import OuterRows
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.block_loop import OuterRows
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree

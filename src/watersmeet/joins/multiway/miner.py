@@ -13,10 +13,10 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.engine.multi_arrival import Arrival, DrivenTask
-from watersmeet.engine.multi_block_loop import BlockLoop, OuterRows
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.block_loop import BlockLoop, OuterRows
 from watersmeet.matching.found_combinations import in_table
 from watersmeet.policies.probing import SelectivityOrder
 from watersmeet.policies.reading_loop import LoopLimits

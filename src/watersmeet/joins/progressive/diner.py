@@ -13,9 +13,9 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
-from watersmeet.engine.block_loop import Loop, NestedLoop, Resident
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
+from watersmeet.joins.progressive.block_loop import Loop, NestedLoop, Resident
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import ChainedLookup, RangeCodec, RangeLookup, RangePlan
