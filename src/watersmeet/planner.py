@@ -277,11 +277,13 @@ def _lookup_kind(algorithm: str) -> type[LookupJoin]:
     return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
 
 
+ASOF: Mapping[str, type[AsofJoin]] = Registry({"asof": "asof.join:AsofJoin"})
+"""The as-of join by its name; it goes through a conformance suite of its own."""
+
+
 def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> AsofJoin:
     """The operator for an as-of join."""
-    from watersmeet.joins.asof.join import AsofJoin
-
-    operator = AsofJoin(spec, memory, store, **options)
+    operator = ASOF["asof"](spec, memory, store, **options)
     operator.reason = ASOF_REASON
     return operator
 

@@ -451,8 +451,12 @@ class AsofJoin(RoomFirst, Operator):
         self.right.let_go()
         if self.exhausted(_LEFT) and not self.left.count:
             self.right.forget_all()
-        elif self.right.runs:
+            return
+        if self.right.runs:
             self.right.expire(self._forgetting())
+        if self.right.may_be_untidy:
+            self.clock += 1
+            self.right.tidy(self._forgetting())
 
     def _load_some(self, task: SettlementTask, bound: int, fuel: int) -> int:
         """Bring left rows back that the right input has passed; returns how many."""

@@ -16,6 +16,7 @@ from watersmeet.runs.timed_run import TimedMerge, TimedRun, write_timed_run
 from watersmeet.tables.memtable import Memtable
 
 _NO_ROWS = np.empty(0, np.int32)
+_PIECES = 8
 
 
 @dataclass
@@ -48,6 +49,9 @@ class RightSide:
         self._nulls = nulls
         self._forget = forget
         self._ticks = ticks
+        self._piece = piece
+        self._tidy_at = _PIECES * piece
+        """With so many rows in memory it is looked whether most of them can go."""
 
     @property
     def count(self) -> int:
@@ -91,6 +95,16 @@ class RightSide:
             table.append(stretch.hashes.view(np.int64), parts, columns, self._ticks(count))
         self._disk.events["right rows stayed"] += 1
         return True
+
+    @property
+    def may_be_untidy(self) -> bool:
+        """Whether so many rows are in memory that most of them may be asked for no more."""
+        return self.table.rows >= self._tidy_at
+
+    def tidy(self, forgetting: Forgetting) -> None:
+        """Let rows go that nobody asks for, if these are most; else look again when there are twice as many."""
+        self.compact(forgetting)
+        self._tidy_at = max(_PIECES * self._piece, 2 * self.table.rows)
 
     def write(self, forgetting: Forgetting) -> None:
         """Write rows that are asked for as a run; the others go."""
