@@ -29,7 +29,8 @@ REGISTRIES: tuple[tuple[str, Mapping[str, type]], ...] = (
 """The verbs, and the joins that each can be told to use."""
 TITLES = {
     "ah_ewj": "AH-EWJ", "asof": "The as-of join", "confluence": "Confluence", "diner": "DINER", "ewj": "EWJ",
-    "hmj": "HMJ", "index_nested_loop": "Index nested loop", "meshjoin": "MESHJOIN", "metadata_mjoin": "The metadata-aware MJoin",
+    "hmj": "HMJ", "index_nested_loop": "Index nested loop",
+    "meshjoin": "MESHJOIN", "metadata_mjoin": "The metadata-aware MJoin",
     "miner": "MINER", "mjoin": "MJoin", "partitioned": "The partitioned hybrid join", "pmj": "PMJ", "rpj": "RPJ",
     "rpwj": "RPWJ", "symmetric_hash": "The symmetric hash join", "symmetric_window": "The symmetric window join",
     "tree": "A tree of joins", "xjoin": "XJoin",

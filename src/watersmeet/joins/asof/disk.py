@@ -29,7 +29,9 @@ class Disk:
         meter: Meter,
         open_run: OpenRun,
         discard: Callable[[list[str]], None],
+        fan_in: int,
     ) -> None:
+        """So many runs of one input and level become one."""
         self.store = store
         self.page_bytes = page_bytes
         self.block_bytes = max(page_bytes, budget.total // _BUFFER_SHARE)
@@ -46,7 +48,8 @@ class Disk:
         self.meter = meter
         budget.reservation("writing").grow(self.block_bytes)
         self._catalogue = budget.reservation("catalogue of runs")
-        self._catalogue.set_aside(LEAST_RUNS * RUN_BYTES)
+        # Two inputs, of two levels in most joins; a run is written when memory is full.
+        self._catalogue.set_aside(max(LEAST_RUNS, min(4 * fan_in, budget.total // (32 * RUN_BYTES))) * RUN_BYTES)
 
     def new_name(self, side: int) -> str:
         """A name for the next run of an input."""

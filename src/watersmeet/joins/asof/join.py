@@ -163,7 +163,9 @@ class AsofJoin(RoomFirst, Operator):
         """How many rows of each input came too late."""
         self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, memory // (64 * RUN_BYTES)))
         opener = open_run or partial(SortedRun, store)
-        self.disk = Disk(store, self.budget, self.sizing.page_bytes, self.meter, opener, self.saver.discard)
+        self.disk = Disk(
+            store, self.budget, self.sizing.page_bytes, self.meter, opener, self.saver.discard, self._fan_in
+        )
         self.events = self.disk.events
         """What happened how often: settlements, flushes, merges."""
         self.left = LeftRows(self.tables[_LEFT], self.disk, partial(self.forget, _LEFT, 0), self._left_memory)
@@ -347,19 +349,15 @@ class AsofJoin(RoomFirst, Operator):
         return self._since >= 2 * self.sizing.pairs or self._stalled or self._closed[_RIGHT]
 
     def _next_task(self) -> Task | None:
-        if self.full:
-            task = self._make_room()
-            if task is not None:
-                return task
-        task = self._next_arrival()
+        # Runs become one before more are written: what is remembered of them has a place for a few.
+        task = self._merge_task() or (self._make_room() if self.full else None) or self._next_arrival()
         if task is not None:
             return task
         if self._had_better_settle() or (self._idle and self._can_settle()):
             return SettlementTask(self)
-        task = self._merge_task()
-        if task is None and all(self._closed):
+        if all(self._closed):
             self._done = True
-        return task
+        return None
 
     def _is_due(self, number: int) -> bool:
         return False

@@ -152,19 +152,20 @@ class LeftRows:
         """Write rows that wait as a run, in the order of their floors; those that were answered go."""
         table, disk = self.table, self._disk
         numbers = np.flatnonzero(self._answered[: table.rows] == 0).astype(np.int32)
-        if len(numbers):
-            floors = table.hashes(numbers)
-            order = sorted_order(floors)
-            keys = (floors[order] ^ SIGN).view(np.uint64)
-            width = max(1, table.row_nbytes // table.rows)
-            name = disk.new_name(0)
-            run = write_run_in_order(disk.store, name, table, keys, numbers[order], width, disk.block_bytes)
-            self.runs.append(LeftRun(run, 0))
-            disk.wrote(run)
-            disk.count(1)
-            disk.events["left rows written"] += 1
+        if not len(numbers):
+            self._forget()
+            return
+        floors = table.hashes(numbers)
+        order = sorted_order(floors)
+        keys = (floors[order] ^ SIGN).view(np.uint64)
+        width, name = max(1, table.row_nbytes // table.rows), disk.new_name(0)
+        run = write_run_in_order(disk.store, name, table, keys, numbers[order], width, disk.block_bytes)
         self._forget()
         self.in_memory = 0
+        self.runs.append(LeftRun(run, 0))
+        disk.wrote(run)
+        disk.count(1)
+        disk.events["left rows written"] += 1
 
     def came_back(self, each: LeftRun, count: int) -> None:
         """The next rows of a run are in the table again."""

@@ -109,14 +109,16 @@ class RightSide:
     def write(self, forgetting: Forgetting) -> None:
         """Write rows that are asked for as a run; the others go."""
         stretch, disk = self.order.whole(forgetting), self._disk
-        if len(stretch.rows):
-            name = disk.new_name(1)
-            timed = write_timed_run(disk.store, name, self.table, stretch, self._row_bytes, disk.block_bytes)
-            self.runs.append(RightRun(timed, 0, int(stretch.times.max())))
-            disk.wrote(timed)
-            disk.count(1)
-            disk.events["right rows written"] += 1
+        if not len(stretch.rows):
+            self._clear()
+            return
+        name, latest = disk.new_name(1), int(stretch.times.max())
+        timed = write_timed_run(disk.store, name, self.table, stretch, self._row_bytes, disk.block_bytes)
         self._clear()
+        self.runs.append(RightRun(timed, 0, latest))
+        disk.wrote(timed)
+        disk.count(1)
+        disk.events["right rows written"] += 1
 
     @property
     def _row_bytes(self) -> int:
