@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,41 @@ def test_a_tick_tells_how_far_an_input_has_come(spark: Any, tmp_path: Path) -> N
     assert [(row.k, row.lt, row.rt) for row in streams.seen] == [(1, 100, 101)]
     told = streams.batch([(2, 399)], [(2, 400)])  # the left one said 500: its row is late
     assert (told["left_late"], told["right_late"]) == (1, 0)
+
+
+@pytest.mark.parametrize("how", ["left", "full", "anti", "semi"])
+def test_kinds_are_those_of_sparks_batch_joins_over_a_restart(spark: Any, tmp_path: Path, how: str) -> None:
+    rng = np.random.default_rng(21)
+    clicks = Clicks(spark, tmp_path, window_join, partitions=3, lateness="1 day", how=how)
+    for number in range(3):
+        clicks.add(tables_of(rng, number, rows=150))
+    clicks.run()
+    early = {number: table.num_rows for number, table in clicks.seen.items()}
+    clicks.add(tables_of(rng, 3, rows=150))
+    for ahead in (500_000, 900_000):  # of a single group: the others have rows that wait, and get none
+        clicks.add([far_ahead(table, ahead) for table in tables_of(rng, 0)])
+    clicks.run()
+    frames = []
+    for side in "lr":
+        files = [str(tmp_path / side / f"{number:04d}.parquet") for number in range(4)]
+        frames.append(spark.read.parquet(*files))
+    left, right = frames[0].alias("l"), frames[1].withColumnRenamed("ad", "ad_right").alias("r")
+    apart = fn.unix_seconds("at") - fn.unix_seconds("ts")
+    near = (fn.col("l.ad") == fn.col("ad_right")) & (apart >= -30) & (apart <= 600)
+    joined = left.join(right, near, f"left{how}" if how in ("semi", "anti") else how)
+    if how in ("left", "full"):
+        joined = joined.select(fn.coalesce("ad", "ad_right").cast("long").alias("ad"), "ts", "page", "user", "at")
+    expected = rows_in(joined.toArrow())
+    found = clicks.found()
+    far = [table for number, table in clicks.seen.items() if table.num_rows]
+    assert far and early[0] >= 0
+    names = [name for name in ("ts", "at") if name in far[0].column_names]
+    kept = Counter({row: count for row, count in found.items() if not is_far(row, names, far[0])})
+    assert {str(row): count for row, count in kept.items()} == {str(row): count for row, count in expected.items()}
+
+
+def is_far(row: Any, names: list[str], table: pa.Table) -> bool:
+    """Whether a result is of the rows that are far ahead of all others."""
+    limit = (START + timedelta(seconds=400_000)).timestamp() * 1e6
+    times = [row[table.column_names.index(name)] for name in names]
+    return any(isinstance(time, int) and time >= limit for time in times)

@@ -100,8 +100,9 @@ def spark_cases(name: str, count: int) -> Iterator[WindowCase]:
         assert isinstance(case.spec, WindowJoinSpec)
         if not case.spec.counted and is_sparks(case.spec):
             count -= 1
-            # Silences, and when results are final, are a matter of Spark's batches.
-            yield replace(case, spec=replace(case.spec, window=replace(case.spec.window, idle=None, emit="early")))
+            # Silences, and when results are final or rows come alone, are a matter of Spark's batches.
+            spec = replace(case.spec, how="inner", window=replace(case.spec.window, idle=None, emit="early"))
+            yield replace(case, spec=spec)
         seed += 1
 
 

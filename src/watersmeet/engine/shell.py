@@ -508,8 +508,10 @@ class Operator(ABC):
         return False
 
     @property
-    def due(self) -> int | None:
-        """When all inputs have passed this time, results come that wait for it; None if there are none."""
+    def due(self) -> list[int | None] | None:
+        """Times that something waits for: results until all inputs have passed one, and rows of either input until they
+        have expired, when they come alone. None: nothing waits.
+        """
         return None
 
     def put_away(self) -> None:  # noqa: B027  not everybody cares

@@ -314,9 +314,11 @@ class WindowConfluence(Confluence):
         return min([*marks, *owing], default=ALWAYS)
 
     @property
-    def due(self) -> int | None:
-        """When all inputs have passed this time, results come that wait for it; None if there are none."""
-        return self.held.first if self.held is not None and self.held.rows else None
+    def due(self) -> list[int | None] | None:
+        """Times that something waits for: see `Operator.due`."""
+        final = self.held.first if self.held is not None and self.held.rows else None
+        waiting = [final, self.alone.earliest(0), self.alone.earliest(1)]
+        return None if waiting == [None, None, None] else waiting
 
     def advance(self, newest: Sequence[int]) -> None:
         """Learn, between two batches, how far the inputs have come in all operators: so far results are final.

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
+from watersmeet.core.windows import TimeSpan
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.engine.windows import ALWAYS, TimedArrival, Windows
 from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask
@@ -187,6 +188,15 @@ class SettledRows:
                 let_go([run])
                 self._passed_runs[side][run.name] = before
         self._join.expire()
+
+    def earliest(self, side: int) -> int | None:
+        """The first time of rows of a side that may come out alone; None if there are none."""
+        if not self._join.spec.kind.preserved[side]:
+            return None
+        spans = [self._join.tables[side].span_from(self._passed_rows[side])]
+        spans += [entry.span for entry in self._join.debts.runs[side] if not self.run_may_expire(side, entry)]
+        found = TimeSpan.all_of(spans)
+        return None if found.is_empty else found.earliest
 
     # --- snapshots ---
 

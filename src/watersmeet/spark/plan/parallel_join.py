@@ -68,6 +68,12 @@ def parallel_join(
     All others are as in `window_join`. The progress has three figures more: `slots` (those that had rows), `moved`
     (groups that another slot had before, and new ones of hot keys), and `hot_keys` (keys that are split).
     """
+    for word in ("how", "idle", "emit"):
+        if word in options:
+            raise SpecError(
+                f"parallel_join gives all pairs as they are found: {word}= is for window_join, whose groups stay where "
+                f"they are; leave it out, or take that"
+            )
     windows = parse_windows(window, time, slide, lateness, late)
     plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
     if plan.state is None:

@@ -100,8 +100,8 @@ class Tagging:
             plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
         if self._ticks(number):
             plain = plain.where(fn.col(_SIGN).isin(0, SIGN_CODES[TICK]))
-        keys = () if self.preserved and self.preserved[number] else self.keys[number]
-        for key in (*keys, *(self.needed[number] if self.needed else ())):
+        needed = (*self.keys[number], *(self.needed[number] if self.needed else ()))
+        for key in () if self.preserved and self.preserved[number] else needed:
             known = fn.col(f"c{key}").isNotNull()
             plain = plain.where(known | (sign != 0) if signs else known)
         return plain

@@ -48,6 +48,7 @@ def window_join(
     *,
     time: str | Sequence[str],
     window: object,
+    how: str = "inner",
     slide: Span | None = None,
     lateness: Span | None = None,
     late: str | None = None,
@@ -79,6 +80,9 @@ def window_join(
     :param window: `"10 min"`, or for a column of integers a number; `watersmeet.landmark("1 day")`, all rows since the
         last midnight (UTC); `watersmeet.age("1 min", "10 min")`, rows that are so old. Two of them, for the left and
         the right input, if they differ. Windows of so many rows are not for Spark.
+    :param how: `"inner"`, `"left"`, `"right"`, `"full"`, `"semi"` or `"anti"`, with columns as Spark's `join(on=...)`
+        has them. A row without a partner comes with the first batch before which the other input had come so far that
+        none can come any more; one without a time or a key comes at once.
     :param slide: windows move by so much at once, and keep rows until then.
     :param lateness: by so much a row may be older than the newest of its input in the batches before.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
@@ -105,14 +109,17 @@ def window_join(
     """
     windows = parse_windows(window, time, slide, lateness, late, idle, emit)
     plan = PlannedWindowJoin.of(
-        left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options, takes_ticks=True
+        left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options, takes_ticks=True, how=how
     )
     groups = group_count(plan.frames[0], partitions, plan.spec)
     delayed = plan.delay_columns() if delays else None
     streaming = plan.state is not None
     timed = streaming and windows.idle is not None
     ticks = plan.ticks if streaming else ()
-    tagging = Tagging(plan.schemas, plan.keys, groups, needed=plan.times, wakes=streaming, ticks=ticks, timed=timed)
+    tagging = Tagging(
+        plan.schemas, plan.keys, groups, needed=plan.times, wakes=streaming, ticks=ticks, timed=timed,
+        preserved=plan.spec.kind.preserved,
+    )  # fmt: skip
     task = WindowTask(
         plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache),
         numbered=places_by_id(),
@@ -152,6 +159,7 @@ class PlannedWindowJoin:
         state: str | os.PathLike[str] | None,
         options: Mapping[str, Any],
         takes_ticks: bool = False,
+        how: str = "inner",
     ) -> PlannedWindowJoin:
         """Check what was asked for."""
         streaming = is_streaming(left, right)
@@ -164,7 +172,7 @@ class PlannedWindowJoin:
         ticks = signs if takes_ticks else (False, False)
         schemas = plain_schemas(left, right)
         arrow = [arrow_schema(schema, name) for schema, name in zip(schemas, NAMES, strict=True)]
-        spec = WindowJoinSpec(arrow[0], arrow[1], on, suffixes=suffixes, names=NAMES, window=windows)
+        spec = WindowJoinSpec(arrow[0], arrow[1], on, how, suffixes=suffixes, names=NAMES, window=windows)
         budget = parse_memory(memory)
         factory = WindowFactory.of(spec, Shares.of(budget).operator, algorithm, options)
         Shares.check(budget, factory.least_memory())

@@ -70,7 +70,7 @@ class WindowFactory:
     @property
     def waits_for_time(self) -> bool:
         """Whether results may wait for a time to pass, whatever rows come or do not come."""
-        return self.spec.window.emit == "final"
+        return self.spec.window.emit == "final" or any(self.spec.kind.preserved)
 
     @property
     def inputs(self) -> tuple[pa.Schema, pa.Schema]:

@@ -62,15 +62,17 @@ class TimedArrivals(Arrivals):
 
     def _order(self, number: int, batch: pa.RecordBatch) -> Int64:
         times, known = self._timing.times(number, batch)
-        assert known is None, "rows without a time were left out"
-        self.newest[number] = max(self.newest[number], int(times.max(initial=NEVER)))
+        told = times if known is None else times[known]
+        self.newest[number] = max(self.newest[number], int(told.max(initial=NEVER)))
         self.spoke[number] = True
-        self._oldest[number] = min(self._oldest[number], int(times.min(initial=_EVER)))
-        return times
+        self._oldest[number] = min(self._oldest[number], int(told.min(initial=_EVER)))
+        return times if known is None else np.where(known, times, NEVER)
 
     def _piece_rows(self, number: int) -> int:
         """About a window's rows: those of a key that the other input is ahead by are gone through for each look-up."""
         most, newest = super()._piece_rows(number), self.newest[number]
+        if newest == NEVER:
+            return most
         span = newest - self._oldest[number] + 1
         window = newest - self._timing.expired_before(number, newest, 0)
         return min(most, max(_FEWEST_ROWS, self.rows[number] * window // span))
@@ -83,7 +85,8 @@ class TimedArrivals(Arrivals):
             for times, rows in pieces:
                 late = int(np.searchsorted(times, self._late_before(number, newest[number])))
                 if late:
-                    self.late[number] += late
+                    # Rows without a time, if they are wanted, come before all others, and are never late.
+                    self.late[number] += late - int(np.searchsorted(times, NEVER, "right"))
                     yield number, rows.slice(0, late)
                 if late < len(times):
                     rest.append((times[late:], rows.slice(late)))

@@ -75,7 +75,7 @@ class WindowGroup:
         if self._before is None:
             return False
         held, due = self._before["held"], self._before.get("due")
-        if due is not None and due < min(map(self._timing.late_before, self._newest)):
+        if due is not None and self._is_due(due):
             return True
         return any(
             last is not None and last < self._timing.expired_before(side, self._newest[1 - side], 0)
@@ -154,8 +154,14 @@ class WindowGroup:
             yield Arrive(number, rows)
         yield Stall()
 
-    def _due(self, operator: Operator) -> int | None:
-        """When all inputs have passed this time, results come that wait here; None if there are none."""
+    def _is_due(self, due: Sequence[int | None]) -> bool:
+        """Whether a time has come that results wait for, or rows of an input."""
+        final = min(map(self._timing.late_before, self._newest))
+        passed = [final, *(self._timing.expired_before(side, self._newest[1 - side], 0) for side in (0, 1))]
+        return any(time is not None and time < before for time, before in zip(due, passed, strict=True))
+
+    def _due(self, operator: Operator) -> list[int | None] | None:
+        """Times that something waits for here; None: nothing does."""
         return operator.due
 
     def _held(self, operator: Operator, arrivals: TimedArrivals) -> list[int | None]:
