@@ -116,6 +116,35 @@ def test_keys_whose_newest_rows_do_not_fit_go_to_disk() -> None:
     assert found + step.cost.results == 60 * 200
 
 
+def test_rows_that_wait_for_a_key_that_never_comes_may_be_many_times_the_memory() -> None:
+    """Each settlement brings them all back, and writes them again; there are never many runs of them."""
+    spec = spec_of("forward")
+    join = AsofJoin(spec, AsofJoin.least_memory(spec), MemoryStore(), fan_in=3)
+    found = most = 0
+
+    def tell(event: Any) -> None:
+        nonlocal found, most
+        join.receive(event)
+        status = Status.HAS_OUTPUT
+        while status is Status.HAS_OUTPUT or (status is not Status.DONE and join.wake_at() is not None):
+            step = join.poll(0.0, 10_000)
+            found, status = found + step.cost.results, step.status
+            most = max(most, join.disk.runs)
+        join.check()
+
+    for start in range(0, 6000, 200):
+        rows = [pa.array([-1] * 200), pa.array(range(start, start + 200)), pa.array(["x" * 200] * 200)]
+        tell(Arrive(LEFT, pa.record_batch(rows, schema=SIDE)))
+    for time in (10_000, 20_000, 30_000):
+        tell(Arrive(RIGHT, pa.record_batch([[1], [time], ["y"]], schema=SIDE)))
+    assert found == 0 and join.waiting_rows == 6000
+    assert join.events["left rows read back"] > 3 * 20 and join.events["merged"] > 10
+    assert most <= 16, "as many as there is always memory to remember"
+    for side in (LEFT, RIGHT):
+        tell(End(side))
+    assert found == 6000
+
+
 def test_a_left_row_is_answered_as_soon_as_the_right_input_has_passed_it() -> None:
     def answers(direction: str, rights: list[int], **more: Any) -> list[Any]:
         join = AsofJoin(spec_of(direction, **more), 1 << 20, MemoryStore())

@@ -485,9 +485,20 @@ class AsofJoin(RoomFirst, Operator):
             else:
                 raise no_room_for(f"a row of {self.spec.names[_LEFT]}", sum(c.nbytes for c in columns), self.budget)
             task.place = table.rows
+            self._merge_new(task)
         table.append(each.next_floors(count), parts, columns, self.ticks(count))
         self.left.came_back(each, count)
         return count
+
+    def _merge_new(self, task: SettlementTask) -> None:
+        """Left rows that came back and have to wait go to disk again: their runs, too, must not become many."""
+        old = sum(each in self.left.runs for each in task.loading)
+        count = to_merge([each.level for each in self.left.runs[old:]], self._fan_in)
+        if count:
+            merge = self.left.merge(count)
+            while merge.merged is None:
+                self.merge_some(merge)
+            self.merged(_LEFT, merge)
 
     # --- rows that leave memory ---
 
