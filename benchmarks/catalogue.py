@@ -25,6 +25,7 @@ from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_cluster import spark_cluster
 from benchmarks.spark_equi import spark_drain, spark_equi
+from benchmarks.spark_kinds import spark_kinds
 from benchmarks.spark_lookup import spark_lookup
 from benchmarks.spark_many import spark_4way
 from benchmarks.spark_skew import spark_skew
@@ -58,6 +59,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-restart": spark_restart,
     "spark-batch": spark_batch,
     "spark-window": spark_window,
+    "spark-kinds": spark_kinds,
     "spark-4way": spark_4way,
     "spark-lookup": spark_lookup,
     "spark-skew": spark_skew,

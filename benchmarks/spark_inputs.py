@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from watersmeet.core.arrays import Int64
+from watersmeet.core.arrays import Bool, Int64
 
 SIDES = ("left", "right")
 SCHEMA = "id long, at timestamp, number long"
@@ -74,6 +74,15 @@ def pairs_within(ids: Sequence[Int64], at: Int64, reach: int) -> int:
     left, right = (own * far + at for own in ids)
     right.sort()
     return int((np.searchsorted(right, left + reach, "right") - np.searchsorted(right, left - reach, "left")).sum())
+
+
+def alone_within(ids: Sequence[Int64], at: Int64, reach: int) -> Bool:
+    """Which rows of the first input are in none of these pairs."""
+    far = 4 * (int(at[-1]) + reach + 1)
+    left, right = (own * far + at for own in ids)
+    right.sort()
+    alone: Bool = np.searchsorted(right, left + reach, "right") == np.searchsorted(right, left - reach)
+    return alone
 
 
 def in_turn(path: Path, number: int) -> None:

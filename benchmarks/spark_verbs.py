@@ -26,7 +26,12 @@ _TIMED = "id long, at timestamp, number long"
 _STREAM = "id long, number long, measure double"
 
 
-def windowed(spark: Any, who: str, place: Path, files: int) -> Any:
+def outer(spark: Any, who: str, place: Path, files: int) -> Any:
+    """The same, and left rows without a partner."""
+    return windowed(spark, who, place, files, how="left")
+
+
+def windowed(spark: Any, who: str, place: Path, files: int, how: str = "inner") -> Any:
     """Rows of one key whose times differ by `WINDOW` seconds at most; they come in the order of their times."""
     from pyspark.sql import functions as fn
 
@@ -35,12 +40,13 @@ def windowed(spark: Any, who: str, place: Path, files: int) -> Any:
     left, right = (_files(spark, _TIMED, place / side, files) for side in ("left", "right"))
     if who == "ours":
         span = f"{WINDOW} s"
-        return window_join(left, right, on="id", time="at", window=span, memory=MEMORY, state=place / "state")
+        given = {"memory": MEMORY, "state": place / "state", "how": how}
+        return window_join(left, right, on="id", time="at", window=span, **given)
     other = right.withColumnsRenamed({"id": "id_right", "at": "at_right", "number": "number_right"})
     span = f"interval {WINDOW} seconds"
     close = fn.expr(f"id = id_right and at_right >= at - {span} and at_right <= at + {span}")
     late = "1 second"
-    return left.withWatermark("at", late).join(other.withWatermark("at_right", late), close).drop("id_right")
+    return left.withWatermark("at", late).join(other.withWatermark("at_right", late), close, how).drop("id_right")
 
 
 def skewed(spark: Any, who: str, place: Path, files: int) -> Any:
@@ -115,6 +121,7 @@ def looked_up(spark: Any, who: str, place: Path, files: int) -> Any:
 
 VERBS: Mapping[str, Callable[[Any, str, Path, int], Any]] = {
     "window": windowed,
+    "outer": outer,
     "skew": skewed,
     "cluster": clustered,
     "one-key": on_one_key,

@@ -83,6 +83,11 @@ def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
 
 
+def _outer_window_join(streams: list[Any], place: Path, groups: int) -> Any:
+    given = {"memory": "192 KiB", "state": place / "state", "partitions": groups}
+    return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, how="left", **given)
+
+
 def _asof_join(streams: list[Any], place: Path, groups: int) -> Any:
     given = {"memory": "256 KiB", "state": place / "state", "partitions": groups}
     return asof_join(*streams, on="id", time="at", lateness=200, tolerance=WINDOW, **given)
@@ -156,6 +161,23 @@ def _close_pairs(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
     return _pairs(left, right, WINDOW)
 
 
+def _close_or_alone(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
+    """All close pairs, and every left row that is in none."""
+    left = list(left)
+    pairs = _close_pairs(left, right)
+    met = {pair[: 1 + len(_COLUMNS)] for pair in pairs}
+    nobody = (None,) * len(_COLUMNS)
+    return pairs + Counter((*row, *nobody) for row in left if tuple(row) not in met)
+
+
+def _settled(results: Counter[Row]) -> Counter[Row]:
+    """All pairs, and rows that the right input has passed by window, lateness and some files more."""
+    newest = max(row[3] for row in results)
+    return Counter(
+        {row: count for row, count in results.items() if row[-1] is not None or row[3] < newest - WINDOW - 700}
+    )
+
+
 def _answers(left: Iterable[Row], right: Iterable[Row]) -> Counter[Row]:
     """Every left row with the last time of its key's right rows up to its own."""
     times = defaultdict(list)
@@ -195,6 +217,11 @@ def _own_close_pairs(left: Any, right: Any) -> Any:
     return _own_pairs(left, right).where(f"abs(at - at_right) <= {WINDOW}")
 
 
+def _own_close_or_alone(left: Any, right: Any) -> Any:
+    other = _renamed(right, "right").withColumnRenamed("id", "id_right")
+    return left.join(other, fn.expr(f"id = id_right and abs(at - at_right) <= {WINDOW}"), "left").drop("id_right")
+
+
 def _own_answers(left: Any, right: Any) -> Any:
     times = right.select("id", fn.col("at").alias("at_right")).distinct()
     numbered = left.withColumn("row", fn.monotonically_increasing_id())
@@ -218,6 +245,10 @@ VERBS = {
     ),
     "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, True, True),
     "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
+    "outer_window_join": Verb(
+        window_plan, "WindowTask", _BOTH, _PAIRS, _outer_window_join, _close_or_alone, _own_close_or_alone, owes=True,
+        due=_settled,
+    ),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),
     "asof_join": Verb(
         asof_plan, "AsofTask", _BOTH, _ANSWERS, _asof_join, _answers, _own_answers, owes=True, keys=KEYS // 10,

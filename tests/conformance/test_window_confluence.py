@@ -106,8 +106,8 @@ def test_put_away_rows_are_met_all_the_same() -> None:
     """Rows that are written after every batch, as on Spark, are found by those that come later."""
 
     class PutAway(Watched):
-        def arrival_done(self, side: int) -> None:
-            super().arrival_done(side)
+        def arrival_done(self) -> None:
+            super().arrival_done()
             self._put_away_next = True
 
         def poll(self, now: float, fuel: int) -> Any:
