@@ -89,7 +89,7 @@ def test_every_result_exactly_once_on_every_way(options: dict[str, Any], proofs:
 @pytest.mark.usefixtures("_few_bits")
 def test_every_result_exactly_once_where_bits_do_not_fit_into_memory() -> None:
     conform(Watched, cases=2 * CASES, seed=18_000, make=make_kind_case, **TIGHT)
-    assert Watched.seen["versions of bits"] > 5 * CASES and Watched.seen["merged"] > 10, Watched.seen
+    assert Watched.seen["versions of bits"] > 2 * CASES and Watched.seen["merged"] > 10, Watched.seen
 
 
 def test_every_result_exactly_once_where_rows_stay_in_memory() -> None:
@@ -137,7 +137,7 @@ def test_rows_of_one_of_several_inputs_are_preserved_on_every_way(options: dict[
 @pytest.mark.usefixtures("_few_bits")
 def test_rows_of_one_of_several_inputs_are_preserved_where_bits_do_not_fit_into_memory() -> None:
     conform(ManyWatched, cases=CASES, seed=22_000, make=make_preserving_case, **MANY_TIGHT)
-    assert Watched.seen["versions of bits"] > CASES, Watched.seen
+    assert Watched.seen["versions of bits"] > CASES // 4, Watched.seen
 
 
 # --- mutants ---
@@ -169,7 +169,7 @@ def oldest_version(bits: MatchedBits, of_run: Any) -> None:
     """Bits that have changed since are not written again."""
     if of_run.version is None:
         real_write(bits, of_run)
-    of_run.changed = False
+    bits._changed[:] = False
 
 
 def every_time(matched: Matched, side: int, source: Any, numbers: Any) -> Any:

@@ -19,12 +19,14 @@ def mark(marks: Bytes, rows: Numbers, fresh: Bool) -> None:
 
 @kernel
 def mark_bits(
-    pool: Bytes, slots: Int32, firsts: Int64, shift: int, rows: Int64, start: int, setting: bool, fresh: Bool
-) -> int:
+    pool: Bytes, changed: Bool, slots: Int32, firsts: Int64, shift: int, rows: Int64, start: int, setting: bool,
+    fresh: Bool,
+) -> int:  # fmt: skip
     """Mark rows of runs, or ask whether they are marked; returns how many were done before a page was missing.
 
     A row's run is in the upper half of its number. Pages have two to the power of `shift` rows; that of number p of run
-    r lies at place `slots[firsts[r] + p]` of the pool, if that is not negative.
+    r lies at place `slots[firsts[r] + p]` of the pool, if that is not negative; `changed` tells which places differ
+    from what was written.
     """
     page_rows = np.int64(1) << shift
     for i in range(start, rows.shape[0]):
@@ -38,4 +40,5 @@ def mark_bits(
         fresh[i] = (pool[at] & bit) == 0
         if setting:
             pool[at] |= bit
+            changed[slot] = True
     return int(rows.shape[0])

@@ -8,8 +8,9 @@ run 7    rows       ────────────────────
 
 A page is in memory if bits of it were asked for or have changed. When there is no room for another, the page that was
 brought in first goes; if it has changed, all bits of its run are written first, as a new version, and the version
-before is of no more use. A snapshot writes a new version of the bits that have changed since the last one, and names
-it. Runs none of whose rows have a partner have no version at all.
+before is of no more use. So whoever goes through all pages in order writes a version for each memory-full of them. A
+snapshot writes a new version of the bits that have changed since the last one, and names it. Runs none of whose rows
+have a partner have no version at all.
 """
 
 from __future__ import annotations
@@ -53,8 +54,6 @@ class _Bits:
     """What was written of it last; None: nothing, and all bits that are not in memory are zero."""
     buffer: pa.Buffer | None = None
     """That version, once it was opened. There may be more rows now."""
-    changed: bool = False
-    """Whether pages in memory differ from it."""
 
 
 class Filling:
@@ -99,6 +98,8 @@ class MatchedBits:
         """The run and the page that each place in memory is taken by."""
         self._next = 0
         """The place that is taken next; those after it were taken before the others."""
+        self._changed: Bool = np.zeros(count, np.bool_)
+        """Which of these pages differ from the last version of their run's bits, or from zeros if there is none."""
         self._bits: dict[str, _Bits] = {}
         self.written = 0
         """How many versions."""
@@ -133,7 +134,7 @@ class MatchedBits:
             at = self._bring(name, start >> self._shift) * self._page_bytes
             packed = np.packbits(marked, bitorder="little")
             self._pool[at : at + len(packed)] = packed
-            self._bits[name].changed = True
+            self._changed[at // self._page_bytes] = True
 
     def replace(self, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
         """A merged run, in one piece or in several, takes the place of runs: its rows have the bits that they had.
@@ -150,7 +151,10 @@ class MatchedBits:
 
     def _has_some(self, name: str) -> bool:
         bits = self._bits[name]
-        return bits.changed or bits.version is not None
+        return bits.version is not None or self._has_changed(bits)
+
+    def _has_changed(self, bits: _Bits) -> bool:
+        return bool(self._changed[bits.slots[bits.slots >= 0]].any())
 
     def _carried(self, source: MergedRows, rows: int) -> Iterable[Bool]:
         """Of the next rows of runs that are merged, which have a partner."""
@@ -173,7 +177,7 @@ class MatchedBits:
         for name in names:
             bits = self._bits.pop(name)
             for slot in bits.slots[bits.slots >= 0].tolist():
-                self._owners[slot] = None
+                self._owners[slot], self._changed[slot] = None, False
             if bits.version is not None:
                 self._discard([bits.version])
 
@@ -197,11 +201,8 @@ class MatchedBits:
         done = 0
         while True:
             slots = np.concatenate([self._bits[name].slots for name in names])
-            before = done
-            done = int(kernels.mark_bits(self._pool, slots, firsts, self._shift, rows, done, setting, fresh))
-            if setting and done > before:
-                for number in np.unique(rows[before:done] >> 32).tolist():
-                    self._bits[names[number]].changed = True
+            pages = self._pool, self._changed, slots, firsts, self._shift
+            done = int(kernels.mark_bits(*pages, rows, done, setting, fresh))
             if done == len(rows):
                 return fresh
             missing = int(rows[done])
@@ -269,7 +270,7 @@ class MatchedBits:
         owner = self._owners[slot]
         if owner is not None:
             other = self._bits[owner[0]]
-            if other.changed:
+            if self._changed[slot]:
                 self._write(other)
             other.slots[owner[1]] = _NONE
         content = self._page(bits, page)
@@ -297,7 +298,8 @@ class MatchedBits:
             raise
         if bits.version is not None:
             self._discard([bits.version])
-        bits.version, bits.buffer, bits.changed = name, None, False
+        bits.version, bits.buffer = name, None
+        self._changed[bits.slots[bits.slots >= 0]] = False
         self.written += 1
 
     # --- snapshots ---
@@ -305,7 +307,7 @@ class MatchedBits:
     def save(self) -> dict[str, str | None]:
         """Write what has changed; returns the version of each run's bits, None where no row has a partner."""
         for bits in self._bits.values():
-            if bits.changed:
+            if self._has_changed(bits):
                 self._write(bits)
         return {name: bits.version for name, bits in self._bits.items()}
 
@@ -318,5 +320,6 @@ class MatchedBits:
         assert set(names) == set(self._bits), (sorted(names), sorted(self._bits))
         for slot, owner in enumerate(self._owners):
             assert owner is None or self._bits[owner[0]].slots[owner[1]] == slot
+            assert owner is not None or not self._changed[slot]
         taken = sum(int((bits.slots >= 0).sum()) for bits in self._bits.values())
         assert taken == sum(owner is not None for owner in self._owners)
