@@ -299,7 +299,7 @@ EXPERIMENTS = [
         [
             Claim(
                 "far-larger-share",
-                "DINER delivers a far larger share of the results online than PMJ (1.5 times at least).",
+                "DINER delivers a far larger share of the results online than PMJ (our measure: 1.5 times).",
                 "a far larger fraction",
                 _far_larger_share,
             ),

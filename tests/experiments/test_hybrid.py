@@ -74,3 +74,25 @@ def _made_up(model: Any, experiment: Any, as_claimed: bool) -> Any:
             }  # fmt: skip
         measured[name] = [model.Measured(values)]
     return model.Results(1.0, [1], measured)
+
+
+def test_what_the_thesis_does_not_give_is_swept(hybrid: Any) -> None:
+    """Claims turn with the numbers, and the relation may be drawn like the stream."""
+    model, catalogue = (importlib.import_module(f"experiments.{name}") for name in ("model", "catalogue"))
+    (processors,), (relations,) = catalogue.choose(["hybrid-cpu"]), catalogue.choose(["hybrid-relation"])
+
+    def judged(experiment: Any, late: str, cheap: str) -> list[bool]:
+        measured = {}
+        for name in experiment.cells:
+            join = name.split()[0]
+            behind = 0.5 if join == late and "1200" in name else 0.0
+            values = {"backlog": behind, "cpu": 1.0 if join == cheap else 2.0, "disk": 1.0 if join == cheap else 10.0}
+            measured[name] = [model.Measured(values)]
+        return [claim.check(model.Results(0.1, [1], measured)).holds for claim in experiment.claims]
+
+    assert judged(processors, late="meshjoin", cheap="range") == [True, True]
+    assert judged(processors, late="hash", cheap="hash") == [False, False]
+    assert judged(relations, late="", cheap="range") == [True]
+    assert judged(relations, late="", cheap="hash") == [False]
+    all_over, alike = (hybrid.run(0.005, 1, join="range", rate=500, drawn=drawn).values for drawn in (0.0, 0.7))
+    assert alike["pairs"] > 1.5 * all_over["pairs"] > 0, "keys that are asked for often are there often, too"
