@@ -113,26 +113,28 @@ class EmitTask:
 
     lookup = None
 
-    def __init__(self, join: WindowConfluence) -> None:
+    def __init__(self, join: WindowConfluence, before: int) -> None:
         self._join = join
+        self._before = before
+        """What has passed since may be that of rows which have yet to come out."""
 
     @property
     def done(self) -> bool:
-        """Whether none is left of a time that has passed."""
+        """Whether none is left of a time that had passed."""
         held = self._join.held
         assert held is not None
-        return held.ready is None and not held.first < self._join.final_before
+        return held.ready is None and not held.first < self._before
 
     def work(self, fuel: int) -> int:
         """Make a batch ready; returns the fuel that took."""
-        return self._join.emit_some()
+        return self._join.emit_some(self._before)
 
     def finish(self) -> None:
         """Nothing is left to settle."""
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
-        return {"kind": "emit"}
+        return {"kind": "emit", "before": self._before}
 
 
 class WindowConfluence(Confluence):
@@ -332,23 +334,25 @@ class WindowConfluence(Confluence):
     def _can_emit(self) -> bool:
         """Whether the time of some results has passed, and nothing is at hand that might lead to earlier ones."""
         held = self.held
-        return held is not None and held.rows > 0 and not self._arrivals_wait and held.first < self.final_before
+        if held is None or not held.rows or self._arrivals_wait or not held.first < self.final_before:
+            return False
+        return not any(self.alone.has_come(side) for side in (0, 1))
 
     def _urgent_task(self) -> Task | None:
         task = super()._urgent_task()
-        return EmitTask(self) if task is None and self._can_emit() else task
+        return EmitTask(self, self.final_before) if task is None and self._can_emit() else task
 
     def _has_urgent_work(self) -> bool:
         return super()._has_urgent_work() or (not isinstance(self._task, Arrival) and self._can_emit())
 
     def _clean_up_task(self) -> Task | None:
         task = super()._clean_up_task()
-        return EmitTask(self) if task is None and self._can_emit() else task
+        return EmitTask(self, self.final_before) if task is None and self._can_emit() else task
 
-    def emit_some(self) -> int:
-        """Make results ready whose time has passed; returns the fuel that took."""
+    def emit_some(self, before: int) -> int:
+        """Make results ready that are before a time; returns the fuel that took."""
         assert self.held is not None
-        self.held.prepare(self.final_before, self.sizing.output_bytes)
+        self.held.prepare(before, self.sizing.output_bytes)
         self.events["emitted"] += 1
         return 1
 
@@ -410,7 +414,7 @@ class WindowConfluence(Confluence):
             task = WindowUnmatchedTask(self, self.alone, side, before)
             task.resume(state)
             return task
-        return EmitTask(self) if state["kind"] == "emit" else super()._load_task(state)
+        return EmitTask(self, state["before"]) if state["kind"] == "emit" else super()._load_task(state)
 
     def _load_rows(self, snapshot: Snapshot) -> None:
         super()._load_rows(snapshot)
