@@ -70,7 +70,7 @@ def join(driver: str, memory: int, rows: int) -> Run:
 
 def main(driver: str, memory: int, rows: int) -> dict[str, float]:
     """Warm up, and join under observation."""
-    join(driver, 8 << 20, 100_000)  # in so little memory it spills
+    join(driver, 1 << 20, 200_000)  # in so little memory it spills, and merges its runs: all of its code is loaded
     gc.collect()
     pa.default_memory_pool().release_unused()
     sampler = Sampler()

@@ -51,6 +51,7 @@ from watersmeet.runs.flush import write_run
 from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
 from watersmeet.runs.sorted_run import OpenRun, SortedRun, let_go
 from watersmeet.runs.spine import Merge
+from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable
@@ -244,6 +245,10 @@ class Confluence(RoomFirst, Operator):
         self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
         self.beyond = self.sizing.beyond
         sizes = {"sorting": (Slice.bytes_for(slice_rows, by_range), share), "writing": (self._block_bytes, share)}
+        self._strings: StringRoom | None = None
+        if floor and most_mapped is None:
+            self._strings = StringRoom(self.sizing.output_bytes)
+            sizes["strings"] = self._strings.size, share
         for name, (size, covered) in sizes.items():
             counted = size if not floor else min(size, covered)
             self.budget.reservation(name).grow(counted)
@@ -569,6 +574,8 @@ class Confluence(RoomFirst, Operator):
         how = self._slice, self.sizing.page_bytes, self._pages, self._reach(side), self._condition(side)
         settlement = Settlement(side, debtor, entries, *how)
         settlement.most_mapped = self._most_mapped or settlement.most_mapped
+        if self._strings is not None:
+            settlement.have_room(self._strings)
         return settlement
 
     def settle(self, settlement: Settlement, fuel: int) -> int:

@@ -542,21 +542,29 @@ def gather_by_stretch(
     starts: Int64,
     out: Int64,
     nulls: Int64,
+    taken: Int64,
+    room: Any,
+    used: int,
     page: int,
     advice: int,
-) -> None:
+) -> int:
     """The same as `gather`, one stretch after the other (see `by_stretch`): when all columns of its rows were copied,
     the pages of its source are let go. `mapped` tells where these are, and how many bytes; 0: they stay.
+
+    How long strings are is not known before. They go to `room`, from `used` on, and `taken` is told for each column of
+    strings where each is and how long. Returns how much of the room is used then; -1 if it was too small.
     """
+    room_at = np.int64(room.ctypes.data)
     for stretch in range(starts.shape[0] - 1):
         low, high = starts[stretch], starts[stretch + 1]
         if low == high:
             continue
         which, row = _number(rows[order[low]])
         shift = sources[which, 2]
+        texts = 0
         for k in range(columns.shape[0]):
             width, words = widths[columns[k]], 8 * WORDS * columns[k]
-            target, strings, validity = out[WORDS * k], out[WORDS * k + 1], out[WORDS * k + 2]
+            target, validity = out[WORDS * k], out[WORDS * k + 2]
             if width == OTHER:
                 continue
             for j in range(low, high):
@@ -572,20 +580,48 @@ def gather_by_stretch(
                 elif width == BITS:
                     if _bit(7 * origin + value + inside):
                         _set_bit(target, i)
-                elif width == STRINGS:
-                    to = np.int64(read32(target + 4 * i))
-                    place = origin + read64(at + words + 8) + np.int64(read32(value + 4 * inside))
-                    move(strings + to, place, np.int64(read32(target + 4 * i + 4)) - to)
                 else:
-                    to = read64(target + 8 * i)
-                    place = origin + read64(at + words + 8) + read64(value + 8 * inside)
-                    move(strings + to, place, read64(target + 8 * i + 8) - to)
+                    offset = value - width * inside
+                    length = _length(offset, width)
+                    if used + length > room.shape[0]:
+                        return -1
+                    begin = np.int64(read32(offset)) if width == STRINGS else read64(offset)
+                    move(room_at + used, origin + read64(at + words + 8) + begin, length)
+                    taken[texts, i] = (used << 32) + length
+                    used += length
                 if validity:
                     first = read64(at + words + 16)
                     if first == 0 or _bit(8 * origin + first + inside):
                         _set_bit(validity, i)
                     else:
                         nulls[k] += 1
+            texts += width < 0 and width != BITS
         if mapped[which, 1]:
             start = mapped[which, 0] // page * page
             _advise(start, mapped[which, 0] + mapped[which, 1] - start, advice)
+    return used
+
+
+@kernel
+def offsets_of(taken: Int64, width: int, target: int) -> Any:
+    """Arrow's offsets for strings that were taken by `gather_by_stretch`; returns how many bytes they are."""
+    total = np.int64(0)
+    count = taken.shape[0]
+    for i in range(count + 1):
+        if width == STRINGS:
+            write32(target + 4 * i, np.int32(total))
+        else:
+            write64(target + 8 * i, total)
+        if i < count:
+            total += taken[i] & 0xFFFFFFFF
+    return total
+
+
+@kernel
+def put_strings(taken: Int64, room: Any, target: int) -> None:
+    """Copy strings that were taken by `gather_by_stretch` from the room to where they go, one behind the other."""
+    room_at = np.int64(room.ctypes.data)
+    for i in range(taken.shape[0]):
+        length = taken[i] & 0xFFFFFFFF
+        move(target, room_at + (taken[i] >> 32), length)
+        target += length

@@ -11,10 +11,13 @@ from typing import Any
 
 from watersmeet.core.windows import NOWHERE, TimeSpan
 from watersmeet.runs.sorted_run import SortedRun
-from watersmeet.runs.spine import to_merge
+from watersmeet.runs.spine import oldest_to_merge
 from watersmeet.tables.memtable import Memtable
 
 _NEVER = 1 << 62
+
+_MERGED_AT_ONCE = 24
+"""Runs that are merged at a time, at most: what is read of each maps what lies around it."""
 
 
 @dataclass(slots=True)
@@ -165,7 +168,7 @@ class Debts:
 
     def choose(self, side: int, entries: Sequence[RunEntry], fan_in: int) -> Sequence[RunEntry]:
         """Of runs that could become one, those that should."""
-        return entries[len(entries) - to_merge([entry.level for entry in entries], fan_in) :]
+        return entries[oldest_to_merge([entry.level for entry in entries], fan_in, _MERGED_AT_ONCE)]
 
     def waiting_to_merge(self, side: int, fan_in: int, after: int) -> bool:
         """Whether runs of after a tick would become one, were they not owed by different rows, and are too many."""

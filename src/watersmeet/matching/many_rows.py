@@ -15,10 +15,11 @@ from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
 from watersmeet.matching.reading import Pages, Reading
 from watersmeet.matching.resident import Resident
-from watersmeet.records.addressed import AddressedRows, Sources, groups, put_back
+from watersmeet.records.addressed import AddressedRows, Layout, Picture, Sources, groups, put_back
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
-from watersmeet.runs.sorted_run import SortedRun, check_blocks
+from watersmeet.runs.sorted_run import SortedRun, check_forward
+from watersmeet.runs.stretches import TakenStrings
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.many_memtable import ManyMemtable, OrderedProbe
 
@@ -28,8 +29,6 @@ _NO_SOURCE = np.zeros((1, 5), np.int64)
 _LEAP_FROM = 24
 """A run with so many times more hashes than are looked up is not read through."""
 _EVERYTHING = 1 << 62
-_CHECKED_AT_ONCE = 8
-"""Blocks of rows, before some are let go."""
 MOST_RESIDENT = 4 << 20
 """Bytes of hashes of all inputs that may be mapped at once."""
 
@@ -87,13 +86,7 @@ class ManyRows(AddressedRows):
         if not self._unread:
             return
         runs = [*self._runs[:1] * FIRST_RUN, *self._runs]
-        read = found = check_blocks(runs, self._sources, ids, _CHECKED_AT_ONCE)
-        while found == _CHECKED_AT_ONCE:
-            self.resident.let_go_of_rows()
-            found = check_blocks(runs, self._sources, ids, _CHECKED_AT_ONCE)
-            read += found
-        if read:
-            self.resident.let_go_of_rows()  # those of other inputs are next
+        if check_forward(runs, self._sources, ids, self.resident.let_go_of_rows):
             self._unread = sum(run.blocks_unchecked for run in self._runs)
             self._sources[FIRST_RUN:, 4] = [run.sources[0, 4] for run in self._runs]
 
@@ -112,7 +105,9 @@ class ManyRows(AddressedRows):
         self.check_rows(ids)
         column = np.array([self.table.first_hashes + attribute], np.int32)
         out = np.array([hashes.ctypes.data, 0, 0], np.int64)
-        self.resident.gather(self._sources, self.widths, column, ids, out, np.zeros(1, np.int64))
+        none, room = np.empty((0, 0), np.int64), np.empty(0, np.uint8)
+        nulls = np.zeros(1, np.int64)
+        self.resident.stretches.gather(self._sources, self.widths, column, ids, out, nulls, none, room)
         return hashes
 
     def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
@@ -147,11 +142,14 @@ class ManyRows(AddressedRows):
         self.check_rows(rows)
         return super().gather_all(columns, rows)
 
-    def _gather(self, columns: Int32, rows: Numbers, out: Int64, nulls: Int64) -> None:
-        if self._runs:
-            self.resident.gather(self._sources, self.widths, columns, rows, out, nulls)
-        else:
-            super()._gather(columns, rows, out, nulls)
+    def _copy(self, picture: Picture, layout: Layout, places: Numbers) -> pa.Buffer | None:
+        resident = self.resident
+        if self._runs and resident.room is not None:
+            taken = TakenStrings(resident.room, picture, len(places))
+            if taken.gather(resident.stretches, self._sources, self.widths, picture.columns, places, layout):
+                return taken.place(layout)
+            layout.begin_again()
+        return super()._copy(picture, layout, places)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         which = rows >> 32

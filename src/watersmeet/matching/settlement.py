@@ -56,7 +56,8 @@ from watersmeet.matching.reach import Reach
 from watersmeet.matching.reading import ELSEWHERE, Pages, Reading, count_pages, distinct
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
-from watersmeet.runs.sorted_run import MergedRows, let_go
+from watersmeet.runs.sorted_run import MergedRows, let_go, let_go_of, mapped_places
+from watersmeet.runs.stretches import StringRoom
 from watersmeet.tables.memtable import Memtable
 from watersmeet.tables.memtable_index import Walk
 
@@ -75,6 +76,8 @@ _LEAST_PART = 64
 _EVERYTHING = 1 << 62
 _AROUND = 64 << 10
 """Bytes that the system maps around what is read."""
+_LOOKED_AT = 4
+"""Places of a run at which hashes are looked at to find one, each far from the others."""
 _MOST_MAPPED = 4 << 20
 """Bytes of runs that may be mapped at once. They are the system's to take back, but count as the process's own."""
 
@@ -319,8 +322,18 @@ class Settlement:
         owing_rows = sum(run.rows for run in self._owing_runs)
         self._owing_row_bytes = sum(run.nbytes for run in self._owing_runs) // max(1, owing_rows)
         self._resident = 0
+        self._mapped = mapped_places(self._runs)
+        self._mapped_from = 0
+        """Of runs before this one nothing is mapped."""
         self.most_mapped = _MOST_MAPPED
         """Bytes of runs that are mapped until all are let go."""
+
+    def have_room(self, room: StringRoom) -> None:
+        """Rows of runs that were found, or that owe, are gathered stretch by stretch: none of them stay mapped."""
+        for rows in (self._all, self.debtor.rows):
+            if isinstance(rows, MergedRows):
+                rows.room = room
+        self._owing_row_bytes = 0
 
     @property
     def done(self) -> bool:
@@ -425,7 +438,7 @@ class Settlement:
         if not self._all.trusted:
             regions = [run.region(int(least), int(most)) for run in self._runs]
             self._lows[:], self._highs[:] = np.array(regions, np.int64).T
-        bounds_in_runs(self._addresses, least, most, self._lows, self._highs)
+        self._find_bounds(least, most)
         self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
         if self._reading is not None and self._reach is None:
             self._leaps[:] = True  # pages are counted by the look-ups that want them
@@ -436,6 +449,15 @@ class Settlement:
         self._buckets = self._buffer.starts[: (span >> self._shift) + 2]
         self._marked = self._buffer.marked[: (span >> max(0, self._shift - FINER) >> 6) + 1]
         divide_sorted(hashes, self._first, self._shift, self._buckets, self._marked)
+
+    def _find_bounds(self, least: np.uint64, most: np.uint64) -> None:
+        """Which rows of each run lie within the slice; a few runs at a time, as looking at hashes maps those around."""
+        step = max(1, self.most_mapped // (_LOOKED_AT * _AROUND))
+        for start in range(0, len(self._runs), step):
+            runs = slice(start, start + step)
+            bounds_in_runs(self._addresses[runs], least, most, self._lows[runs], self._highs[runs])
+            if len(self._runs) > step:
+                let_go_of(self._mapped[runs])
 
     def _find_crowds(self) -> None:
         """Where many rows of the slice have one hash: the first of them, and how many there are.
@@ -463,18 +485,16 @@ class Settlement:
 
     def _rows_at_once(self) -> int:
         """How many rows of the slice may go on: those for which about as much of the run is passed as may be mapped."""
-        run = self._runs[self._at]
-        passed = run.nbytes * int(self._highs[self._at] - self._lows[self._at]) // run.rows
+        passed = _HASH_BYTES * int(self._highs[self._at] - self._lows[self._at])
         return max(1, self._length * self.most_mapped // max(1, passed))
 
     def _scan(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Runs are read through, from the one at hand on; returns the fuel that took."""
         leaps = np.flatnonzero(self._leaps[self._at : self._stop])
         stop = self._at + int(leaps[0]) if len(leaps) else self._stop
-        if self._reading is not None:
-            stop = self._at + 1
+        stop = min(stop, self._at + (1 if self._reading is not None else max(1, self.most_mapped // _AROUND)))
         run, start = self._at, max(self._next, int(self._lows[self._at]))
-        most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // self._row_bytes))
+        most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // (2 * _HASH_BYTES)))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
         runs = self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most
@@ -495,7 +515,7 @@ class Settlement:
             meter.pages_read += 1 + passed // self._page_hashes
         else:
             self._count_scan(self._reading, run, start, pairs, before, meter)
-        self._resident += passed * (self._row_bytes if found else _HASH_BYTES)
+        self._resident += passed * _HASH_BYTES + (self._at - run + 1) * _AROUND
         return max(1, passed // _ROWS_A_FUEL) + found
 
     def _count_scan(self, reading: Reading, run: int, start: int, pairs: PairBuffer, before: int, meter: Meter) -> None:
@@ -514,7 +534,6 @@ class Settlement:
 
     def _leap(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """The slice is looked up in the run at hand; returns the fuel that took."""
-        run = self._runs[self._at]
         if self._near < 0:
             self._near = int(np.searchsorted(self._hashes_at_hand, self._buffer.low[self._next]))
         start, near, before = self._next, self._near, pairs.count
@@ -532,7 +551,7 @@ class Settlement:
             meter.pages_read += min(max(1, passed), 1 + (self._near - near) // self._page_hashes)
         if found:
             self._take(pairs, before, meter)
-        self._resident += run.nbytes * (self._near - near) // run.rows
+        self._resident += min(passed * _AROUND, (self._near - near) * _HASH_BYTES + _AROUND)
         if self._next == self._length:
             self._begin_run(self._at + 1)
         return max(1, passed) + found
@@ -604,9 +623,14 @@ class Settlement:
 
     def let_go(self, all_of_it: bool = False) -> None:
         """Let mapped pages of runs leave memory, once they are many; no pair may wait in the buffer."""
-        if all_of_it or self._resident > self.most_mapped:
-            self._resident = 0
-            let_go([*self._runs, *self._owing_runs])
+        if not all_of_it and self._resident <= self.most_mapped:
+            return
+        self._resident = 0
+        if all_of_it or self._at < self._mapped_from:
+            self._mapped_from = 0
+        let_go_of(self._mapped[self._mapped_from :] if all_of_it else self._mapped[self._mapped_from : self._at + 1])
+        self._mapped_from = self._at
+        let_go(self._owing_runs)
 
     def to_state(self, pairs: PairBuffer | None) -> dict[str, Any]:
         """For a snapshot; with `pairs` if those in the buffer are this settlement's."""

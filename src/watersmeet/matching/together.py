@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
 from watersmeet.kernels import addressed as kernels
-from watersmeet.kernels.addressed import WORDS
 from watersmeet.matching.found_combinations import BATCH
 from watersmeet.matching.many_rows import ManyRows
 from watersmeet.records.addressed import Layout, Picture
+from watersmeet.runs.stretches import TakenStrings
 
 
 class Together:
@@ -42,30 +42,43 @@ class Together:
         layout = picture.layout(count, [self._inputs[number].may_be_null(column) for number, column in self._of_all])
         buffer = pa.allocate_buffer(layout.fixed_bytes)
         layout.place(buffer.address)
+        if any(rows.on_disk for rows in self._inputs):
+            taken = self._gather_forward(ids, layout)
+            if taken is None:
+                return None
+            strings = taken.place(layout)
+        else:
+            strings = self._gather(ids, layout)
+        return [layout.array(k, buffer, strings) for k in range(len(self._of_all))]
+
+    def _gather(self, ids: Int64, layout: Layout) -> pa.Buffer | None:
+        """All rows are in memory."""
         strings = None
-        if picture.strings:
+        if self._picture.strings:
             self._measure(ids, layout.firsts, layout.sizes)
             strings = pa.allocate_buffer(layout.place_strings())
             layout.place_bytes(strings.address)
-        if any(rows.on_disk for rows in self._inputs):
-            self._gather_forward(ids, layout)
-        else:
-            sources = [rows.sources for rows in self._inputs]
-            bases = np.cumsum([0, *map(len, sources[:-1])])
-            words = layout.out, layout.nulls
-            kernels.gather_together(
-                np.concatenate(sources), bases, self._widths, self._columns, self._inputs_of, ids, *words
-            )
-        return [layout.array(k, buffer, strings) for k in range(len(self._of_all))]
+        sources = [rows.sources for rows in self._inputs]
+        bases = np.cumsum([0, *map(len, sources[:-1])])
+        words = layout.out, layout.nulls
+        kernels.gather_together(
+            np.concatenate(sources), bases, self._widths, self._columns, self._inputs_of, ids, *words
+        )  # fmt: skip
+        return strings
 
-    def _gather_forward(self, ids: Int64, layout: Layout) -> None:
-        """Rows of runs are read forward, input by input."""
+    def _gather_forward(self, ids: Int64, layout: Layout) -> TakenStrings | None:
+        """Rows of runs are read forward, input by input; None if there is no room for their strings."""
+        room = self._inputs[0].resident.room
+        if room is None:
+            return None
+        taken = TakenStrings(room, self._picture, ids.shape[1])
         start = 0
         for rows, mine, count in zip(self._inputs, ids, self._counts, strict=True):
-            stop = start + count
-            out, nulls = layout.out[WORDS * start : WORDS * stop], layout.nulls[start:stop]
-            rows.resident.gather(rows.sources, rows.widths, self._columns[start:stop], mine, out, nulls)
-            start = stop
+            columns = self._columns[start : start + count]
+            if not taken.gather(rows.resident.stretches, rows.sources, rows.widths, columns, mine, layout, start):
+                return None
+            start += count
+        return taken
 
     def _measure(self, ids: Int64, firsts: Int64, sizes: Int64) -> None:
         for k in self._picture.strings:

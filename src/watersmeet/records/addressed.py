@@ -105,30 +105,30 @@ class AddressedRows(ABC):
         count = len(rows)
         if not count:
             return [pa.nulls(0, type_) for type_ in picture.types]
-        sources, places = self.sources, self.located(rows)
+        places = self.located(rows)
         layout = picture.layout(count, [self.may_be_null(column) for column in columns])
         buffer = self._allocate(layout.fixed_bytes)
         layout.place(buffer.address)
-        if picture.strings:
-            kernels.measure(sources, self.widths, picture.columns, places, layout.firsts, layout.sizes)
-            strings = self._allocate(layout.place_strings())
-            layout.place_bytes(strings.address)
-        else:
-            strings = None
-        self._gather(picture.columns, places, layout.out, layout.nulls)
+        strings = self._copy(picture, layout, places)
         others = {k: self.other(columns[k], rows) for k in picture.others}
         return [
             others[k] if k in others else layout.array(k, buffer, strings)
             for k in range(len(columns))
         ]  # fmt: skip
 
-    def _gather(self, columns: Int32, places: Numbers, out: Int64, nulls: Int64) -> None:
-        """Copy values from places in the sources to where they go."""
-        kernels.gather(self.sources, self.widths, columns, places, out, nulls)
+    def _copy(self, picture: Picture, layout: Layout, places: Numbers) -> pa.Buffer | None:
+        """Copy values from places in the sources to where they go; returns the bytes of strings, if there are any."""
+        strings = None
+        if picture.strings:
+            kernels.measure(self.sources, self.widths, picture.columns, places, layout.firsts, layout.sizes)
+            strings = self._allocate(layout.place_strings())
+            layout.place_bytes(strings.address)
+        kernels.gather(self.sources, self.widths, picture.columns, places, layout.out, layout.nulls)
+        return strings
 
     def _allocate(self, size: int) -> pa.Buffer:
         """Memory for rows that are gathered."""
-        return pa.allocate_buffer(size)
+        return pa.allocate_buffer(size, memory_pool=pa.system_memory_pool())
 
     def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
@@ -212,6 +212,12 @@ class Layout:
             self.nulls[:] = 0
             for start in self._bits:
                 kernels.clear(address + start, -(-self._count // 8))
+
+    def begin_again(self) -> None:
+        """Forget what was copied so far."""
+        self.nulls[:] = 0
+        for bits in self._bits:
+            kernels.clear(int(self.out[0]) - self._starts[0][0] + bits, -(-self._count // 8))
 
     def move(self, address: int) -> None:
         """What was placed is at another address now."""

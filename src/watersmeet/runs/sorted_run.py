@@ -30,6 +30,7 @@ from watersmeet.core.errors import SegmentError
 from watersmeet.kernels import addressed as kernels
 from watersmeet.records.addressed import (
     AddressedRows,
+    Layout,
     Picture,
     Sources,
     gathered_by_block,
@@ -37,6 +38,7 @@ from watersmeet.records.addressed import (
     put_back,
     width_of,
 )
+from watersmeet.runs.stretches import Stretches, StringRoom, TakenStrings
 from watersmeet.spill.store import Store
 
 _HEADER = b"watersmeet sorted run 2\n".ljust(64, b"\0")
@@ -45,6 +47,8 @@ _TRAILER = struct.Struct("<QQQI8s")  # directory, description and end of both, t
 _ALIGNED = 64
 _STRETCH = 1 << 16
 """Hashes that share a checksum."""
+_CHECKED_AT_ONCE = 16
+"""Blocks that are read for their checksums before they are let go."""
 _REMEDY = "run the join again or restore an older snapshot, and check the disk if this comes back"
 
 
@@ -343,6 +347,18 @@ def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers, mos
     return found
 
 
+def check_forward(runs: Sequence[SortedRun], sources: Sources, rows: Numbers, let_go: Callable[[], None]) -> int:
+    """The same for all of them, and a few at a time: they are let go when they were read, for each is mapped whole."""
+    read = found = check_blocks(runs, sources, rows, _CHECKED_AT_ONCE)
+    while found == _CHECKED_AT_ONCE:
+        let_go()
+        found = check_blocks(runs, sources, rows, _CHECKED_AT_ONCE)
+        read += found
+    if read:
+        let_go()
+    return read
+
+
 def mapped_places(runs: Sequence[SortedRun], rows_alone: bool = False) -> Int64:
     """Where runs are mapped, and how many bytes, of those that are; `rows_alone`: without the hashes before them."""
     mapped = [run for run in runs if run.is_mapped]
@@ -380,6 +396,9 @@ class MergedRows(AddressedRows):
         self._nullable = [any(run.may_be_null(column) for run in runs) for column in range(len(self.types))]
         self.rows = int(self._ends.sum())
         self.names = [run.name for run in runs]
+        self.room: StringRoom | None = None
+        """For strings of rows that are gathered stretch by stretch; without, they are as if they were in memory."""
+        self._stretches: Stretches | None = None
 
     @property
     def sources(self) -> Sources:
@@ -387,6 +406,17 @@ class MergedRows(AddressedRows):
 
     def may_be_null(self, column: int) -> bool:
         return self._nullable[column]
+
+    def _copy(self, picture: Picture, layout: Layout, places: Numbers) -> pa.Buffer | None:
+        if self.room is None or not self._runs[0].is_mapped:
+            return super()._copy(picture, layout, places)
+        if self._stretches is None:
+            self._stretches = Stretches(mapped_places(self._runs, rows_alone=True), [run.rows for run in self._runs])
+        taken = TakenStrings(self.room, picture, len(places))
+        if taken.gather(self._stretches, self._sources, self.widths, picture.columns, places, layout):
+            return taken.place(layout)
+        layout.begin_again()
+        return super()._copy(picture, layout, places)
 
     @property
     def done(self) -> bool:
@@ -417,7 +447,7 @@ class MergedRows(AddressedRows):
 
     def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
-        if self._unread and check_blocks(self._runs, self._sources, rows):
+        if self._unread and check_forward(self._runs, self._sources, rows, lambda: let_go(self._runs)):
             self._unread = any(run.blocks_unchecked for run in self._runs)
 
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:

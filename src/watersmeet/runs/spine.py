@@ -21,7 +21,7 @@ from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, let_go
 from watersmeet.spill.store import Store
 
 _MAPPED = 2 << 20
-"""Bytes of runs that are mapped at once while they are merged."""
+"""Bytes of runs that are passed before they are let go while they are merged."""
 
 
 def to_merge(levels: Sequence[int], fan_in: int) -> int:
@@ -36,6 +36,24 @@ def to_merge(levels: Sequence[int], fan_in: int) -> int:
     while same < len(levels) and levels[-1 - same] == levels[-1]:
         same += 1
     return same if same >= fan_in else 0
+
+
+def oldest_to_merge(levels: Sequence[int], fan_in: int, most: int) -> slice:
+    """Which runs are to become one, of runs whose levels fall: as soon as there are `fan_in` of a level, the oldest of
+    them, up to `most`. So many can be kept apart, and still few are read at once when they become too many.
+
+    >>> oldest_to_merge([1, 0, 0], 3, 2), oldest_to_merge([1, 0, 0, 0], 3, 2), oldest_to_merge([1, 1, 1, 0], 3, 8)
+    (slice(0, 0, None), slice(1, 3, None), slice(0, 3, None))
+    """
+    start = 0
+    while start < len(levels):
+        stop = start
+        while stop < len(levels) and levels[stop] == levels[start]:
+            stop += 1
+        if stop - start >= fan_in:
+            return slice(start, min(stop, start + most))
+        start = stop
+    return slice(0, 0)
 
 
 def block_rows_for(nbytes: int, rows: int, page_bytes: int, most: int = 4096) -> int:

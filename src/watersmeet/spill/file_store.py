@@ -23,6 +23,10 @@ from watersmeet.spill.store import Bytes, Counted, StoreWriter, already_there, c
 _FULL = {errno.ENOSPC, errno.EFBIG} | {getattr(errno, "EDQUOT", errno.ENOSPC)}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
+_PIECE = 64 << 10
+"""Bytes that are written at a time. Linux may keep what is written at once as one piece of its page cache, and map all
+of it when a byte is read: larger pieces would let much more of a file count as the process's memory."""
+
 
 class FileStore(Counted):
     """Keeps each name as a file in a private directory under `directory` (or the system's temporary one).
@@ -174,7 +178,8 @@ class _FileWriter:
         rest = memoryview(data).cast("B")
         try:
             while rest:
-                written = os.write(descriptor, rest)  # may take less than all, on a disk that is nearly full
+                # May take less than all, on a disk that is nearly full.
+                written = os.write(descriptor, rest[:_PIECE])
                 self._size += written
                 self._store.count_written(written)
                 rest = rest[written:]

@@ -32,7 +32,7 @@ from watersmeet.tables.memtable_index import HashIndex, MemtableIndex, RangeInde
 _MOST_ROWS = 2**31 - 2
 _RELEASED_FROM = 1 << 16
 """Bytes of marks that are given back to the system when rows go, so that others can have them."""
-_POOLED_FROM = 4 << 20
+_POOLED_FROM = 512 << 10
 """Bytes of rows that are worth the fraction of a millisecond in which Arrow gives them back to the system."""
 
 

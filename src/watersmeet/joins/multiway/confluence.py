@@ -37,6 +37,7 @@ from watersmeet.runs.flush import write_run
 from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
 from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
 from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
 from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
@@ -145,6 +146,10 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._floor = floor
         self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
+        if floor:
+            room = StringRoom(self.sizing.output_bytes)
+            for each in self.inputs:
+                each.resident.room = room
         self.combinations.gather_together = Together(self.inputs, [plan.outputs for plan in self.plans]).gather
         self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
@@ -244,7 +249,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         arriving = max(usual.input_bytes, min(_MOST_ARRIVING, memory // 8)) if self._floor else usual.input_bytes
         beyond = output - usual.output_bytes + inputs * (arriving - usual.input_bytes)
         if self._floor:
-            beyond += max(0, places * place - 2 * share)
+            beyond += max(0, places * place - 2 * share) + output  # for strings of runs
         fitting = memory // _BLOCKS // max(self._row_bytes(self.spec, self.plans))
         block_rows = 1 << (max(_LEAST_BLOCK_ROWS, min(_MOST_BLOCK_ROWS, fitting)).bit_length() - 1)
         return replace(
