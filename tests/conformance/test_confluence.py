@@ -270,7 +270,7 @@ def cells_end_where_they_begin(keys: Any, origin: Any, first: Any, last: Any) ->
 
 def only_equal(codec: BandKeys, left: Any, right: Any) -> Any:
     """Of rows that were found in cells that touch, values are not compared."""
-    return KeyCodec.equal(codec, left[: codec._verified], right[: codec._verified])
+    return KeyCodec.equal(codec, left[:-1], right[:-1]) if codec._coarse else real_equal(codec, left, right)
 
 
 def all_close(codec: BandKeys, wanted: Any, found: Any) -> Any:
@@ -285,7 +285,7 @@ def another_origin(join: Confluence, state: dict[str, Any]) -> None:
         join.codec.origin = None
 
 
-real_bounds, real_load_own = BandKeys.bounds, Confluence._load_own
+real_bounds, real_equal, real_load_own = BandKeys.bounds, BandKeys.equal, Confluence._load_own
 
 BAND_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "the low end of a range is left out": (BandKeys, "bounds", low_end_is_left_out),
