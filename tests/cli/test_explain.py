@@ -29,10 +29,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 VERBS = {
     "join": ["a.csv", "b.csv", "--on", "id"],
     "window-join": ["a.csv", "b.csv", "--on", "id", "--time", "at", "--window", "10"],
+    "asof-join": ["a.csv", "b.csv", "--on", "id", "--time", "at", "--direction", "forward", "--how", "left"],
     "multijoin": ["a.csv", "b.csv", "--on", "a.id = b.id"],
     "lookup-join": ["a.csv", "b.csv", "--on", "id", "--how", "left"],
 }
-ROWS_OUT = {"join": 2, "window-join": 1, "multijoin": 2, "lookup-join": 3}
+ROWS_OUT = {"join": 2, "window-join": 1, "asof-join": 3, "multijoin": 2, "lookup-join": 3}
 
 
 def test_all_verbs_that_join_files_are_explained_and_tell_figures() -> None:

@@ -65,6 +65,8 @@ class SettlementTask:
         self.mark, self.ended = join.right_mark
         self.loading = list(join.left.runs)
         """Runs that may have rows which the right input has passed."""
+        self.old = {each.run.name for each in join.left.runs}
+        """Whatever is not among these was written since, behind them."""
         self.right = join.begin_settlement()
 
     def work(self, fuel: int) -> int:
@@ -492,8 +494,8 @@ class AsofJoin(RoomFirst, Operator):
 
     def _merge_new(self, task: SettlementTask) -> None:
         """Left rows that came back and have to wait go to disk again: their runs, too, must not become many."""
-        old = sum(each in self.left.runs for each in task.loading)
-        count = to_merge([each.level for each in self.left.runs[old:]], self._fan_in)
+        new = [each.level for each in self.left.runs if each.run.name not in task.old]
+        count = to_merge(new, self._fan_in)
         if count:
             merge = self.left.merge(count)
             while merge.merged is None:
