@@ -18,7 +18,7 @@ from spark.frames import rows_in
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import band
 from watersmeet.core.windows import rows
-from watersmeet.spark import figures, window_join
+from watersmeet.spark import figures, parallel_join, window_join
 
 
 def test_batches_out_of_order_with_late_rows_and_a_restart(spark: Any, tmp_path: Path) -> None:
@@ -80,6 +80,11 @@ def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
         window_join(frame, frame, on="id", time="t", window=5, state=tmp_path)
     with pytest.raises(SpecError, match=r"delays are told by timestamps"):
         window_join(frame, frame, on="id", time="t", window=5, delays=True)
+    for word in ({"how": "left"}, {"idle": "1 s"}, {"emit": "final"}):
+        with pytest.raises(SpecError, match=r"parallel_join gives all pairs as they are found"):
+            parallel_join(frame, frame, on="id", time="t", window=5, **word)
+    with pytest.raises(SpecError, match=r"there is no how='outer'"):
+        window_join(frame, frame, on="id", time="t", window=5, how="outer")
 
 
 @pytest.mark.parametrize("on", [None, band("k", 2)], ids=["time", "band"])
