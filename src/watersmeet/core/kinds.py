@@ -93,7 +93,7 @@ def kind_of(how: object, known: Collection[str] = tuple(KINDS)) -> Kind:
     if isinstance(how, str) and how in known:
         return KINDS[how]
     *most, last = known
-    raise SpecError(f"there is no how={how!r}; choose {', '.join(most)} or {last}" if most else f"how must be {last!r}")
+    raise SpecError(f"there is no how={how!r}; choose {', '.join(most)} or {last}")
 
 
 def refuse_kind(kind: Kind, algorithm: str, known: Collection[str]) -> None:
