@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from watersmeet import planner
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofTiming
+from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
 
 
 @dataclass(frozen=True)
-class AsofFactory:
+class AsofFactory(Recipe):
     """An as-of join."""
 
     spec: AsofSpec
@@ -27,16 +26,6 @@ class AsofFactory:
     def fingerprint(self) -> str:
         """Of the join."""
         return f"{self.spec.fingerprint}-{AsofJoin.name}"
-
-    @property
-    def inputs(self) -> tuple[pa.Schema, pa.Schema]:
-        """The schema of each input."""
-        return self.spec.left, self.spec.right
-
-    @property
-    def output(self) -> pa.Schema:
-        """The schema of the results."""
-        return self.spec.schema
 
     @property
     def late(self) -> str:

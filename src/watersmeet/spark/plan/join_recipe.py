@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from watersmeet import planner
 from watersmeet.core.protocol import Punctuate, Snapshot
 from watersmeet.core.spec import JoinSpec
@@ -16,6 +14,7 @@ from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.sorted_run import OpenRun
+from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import Store
@@ -27,9 +26,10 @@ _MAPPED_SHARE = 4
 
 
 @dataclass(frozen=True)
-class JoinFactory:
+class JoinFactory(Recipe):
     """A join and the name of its algorithm.
 
+    >>> import pyarrow as pa
     >>> from watersmeet.core.spec import parse_on
     >>> schema = pa.schema({"id": pa.int64()})
     >>> JoinFactory.of(JoinSpec(schema, schema, parse_on("id")), "auto").algorithm
@@ -50,21 +50,6 @@ class JoinFactory:
     def fingerprint(self) -> str:
         """Of the join and its algorithm."""
         return f"{self.spec.fingerprint}-{self.algorithm}"
-
-    @property
-    def inputs(self) -> tuple[pa.Schema, ...]:
-        """The schema of each input."""
-        return (self.spec.left, self.spec.right)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What errors call the inputs."""
-        return self.spec.names
-
-    @property
-    def output(self) -> pa.Schema:
-        """The schema of the results."""
-        return self.spec.schema
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from watersmeet import planner
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Punctuate, Snapshot
+from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import MemoryStore, Store
 
 
 @dataclass(frozen=True)
-class MultiFactory:
+class MultiFactory(Recipe):
     """A join of several inputs and the name of its algorithm.
 
+    >>> import pyarrow as pa
     >>> schema = pa.schema({"id": pa.int64()})
     >>> MultiFactory.of(MultiSpec.of({"r": schema, "s": schema}, "r.id = s.id"), "auto").algorithm
     'confluence'
@@ -43,21 +43,6 @@ class MultiFactory:
     def fingerprint(self) -> str:
         """Of the join and its algorithm."""
         return f"{self.spec.fingerprint}-{self.algorithm}"
-
-    @property
-    def inputs(self) -> tuple[pa.Schema, ...]:
-        """The schema of each input."""
-        return self.spec.schemas
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What errors call the inputs."""
-        return self.spec.names
-
-    @property
-    def output(self) -> pa.Schema:
-        """The schema of the results."""
-        return self.spec.schema
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""
@@ -92,6 +77,7 @@ def routes(spec: MultiSpec) -> list[str | None]:
     a column of decides (the first, if there are several); a whole result has one value of it, so it is found in one
     group, whatever is copied. The preserved input is never copied: only classes count that have a column of it.
 
+    >>> import pyarrow as pa
     >>> schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
     >>> inputs = {name: schema for name in "rst"}
     >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.a = t.b"]))

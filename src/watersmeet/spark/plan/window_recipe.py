@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from watersmeet import planner
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
@@ -16,13 +14,15 @@ from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.shell import Operator
 from watersmeet.records.times import Timing
+from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
 
 
 @dataclass(frozen=True)
-class WindowFactory:
+class WindowFactory(Recipe):
     """A window join and the name of its algorithm.
 
+    >>> import pyarrow as pa
     >>> from watersmeet.core.spec import parse_on
     >>> from watersmeet.core.windows import parse_windows
     >>> schema = pa.schema({"id": pa.int64(), "t": pa.int64()})
@@ -71,16 +71,6 @@ class WindowFactory:
     def waits_for_time(self) -> bool:
         """Whether results may wait for a time to pass, whatever rows come or do not come."""
         return self.spec.window.emit == "final" or any(self.spec.kind.preserved)
-
-    @property
-    def inputs(self) -> tuple[pa.Schema, pa.Schema]:
-        """The schema of each input."""
-        return self.spec.left, self.spec.right
-
-    @property
-    def output(self) -> pa.Schema:
-        """The schema of the results."""
-        return self.spec.schema
 
     @property
     def late(self) -> str:
