@@ -21,8 +21,10 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival
 from watersmeet.engine.silence import Silence
+from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Index, Lookup
+from watersmeet.matching.range_lookup import RangeLookup
 from watersmeet.records.intake import Order
 from watersmeet.records.times import NEVER, Timing
 from watersmeet.tables.hash_table import Probe
@@ -226,6 +228,30 @@ class TimedLookup(Lookup):
         partners: Int64 | None = None,
     ) -> None:
         super().__init__(probe, table, between, fresh, partners)
+        self._join = join
+        self._delays = join.timed.delays
+        self._began = join.now
+
+    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
+        """Fill the empty buffer with pairs; returns the fuel that took."""
+        used = super().work(pairs, fuel, meter)
+        if pairs.count:
+            self._delays.add_same(self._join.now - self._began, pairs.count)
+        return used
+
+
+class TimedRangeLookup(RangeLookup):
+    """Rows that have just arrived, looked up in sorted memory; takes note of how long their pairs waited."""
+
+    def __init__(
+        self,
+        probe: RangeProbe,
+        table: Any,
+        between: Between,
+        join: Operator,
+        fresh: Callable[[Int32, Int32], Bool],
+    ) -> None:
+        super().__init__(probe, table, between, fresh)
         self._join = join
         self._delays = join.timed.delays
         self._began = join.now

@@ -20,16 +20,15 @@ from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
+from watersmeet.engine.emission import EmitTask, FoundOrHeld
 from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
-from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup
+from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival, WindowUnmatchedTask
-from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.debts import RunEntry
-from watersmeet.matching.found_pairs import Between, PairBuffer
+from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Condition, Lookup
-from watersmeet.matching.range_lookup import RangeLookup
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import OwingRows, Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
@@ -64,77 +63,6 @@ def _codec(spec: JoinSpec) -> WindowCodec | BandKeys:
         return BandKeys(spec)
     assert isinstance(spec, WindowJoinSpec)
     return WindowCodec(spec) if spec.counted else TimeKeys(spec)
-
-
-class TimedRangeLookup(RangeLookup):
-    """Rows that have just arrived, looked up in sorted memory; takes note of how long their pairs waited."""
-
-    def __init__(
-        self,
-        probe: RangeProbe,
-        table: Any,
-        between: Between,
-        join: WindowConfluence,
-        fresh: Callable[[Int32, Int32], Bool],
-    ) -> None:
-        super().__init__(probe, table, between, fresh)
-        self._join = join
-        self._began = join.now
-
-    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
-        """Fill the empty buffer with pairs; returns the fuel that took."""
-        used = super().work(pairs, fuel, meter)
-        if pairs.count:
-            self._join.timed.delays.add_same(self._join.now - self._began, pairs.count)
-        return used
-
-
-class FoundOrHeld:
-    """What is to be handed out: pairs that were found, or results whose time has passed."""
-
-    def __init__(self, pairs: PairBuffer, held: HeldResults) -> None:
-        self._pairs = pairs
-        self._held = held
-        self.widest = pairs.widest
-
-    @property
-    def waiting(self) -> int:
-        """How many there are."""
-        return self._pairs.waiting or (0 if self._held.ready is None else self._held.ready.num_rows)
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._pairs.clear()
-        self._held.ready = None
-
-
-class EmitTask:
-    """Results on their way out, in the order of their times, up to the time that has passed."""
-
-    lookup = None
-
-    def __init__(self, join: WindowConfluence, before: int) -> None:
-        self._join = join
-        self._before = before
-        """What has passed since may be that of rows which have yet to come out."""
-
-    @property
-    def done(self) -> bool:
-        """Whether none is left of a time that had passed."""
-        held = self._join.held
-        assert held is not None
-        return held.ready is None and not held.first < self._before
-
-    def work(self, fuel: int) -> int:
-        """Make a batch ready; returns the fuel that took."""
-        return self._join.emit_some(self._before)
-
-    def finish(self) -> None:
-        """Nothing is left to settle."""
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {"kind": "emit", "before": self._before}
 
 
 class WindowConfluence(Confluence):
