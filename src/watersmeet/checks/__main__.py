@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from watersmeet.checks.cases import make_kind_case
 from watersmeet.checks.conformance import conform
 from watersmeet.checks.promised import conform_to_promises
 from watersmeet.checks.run import ConformanceError
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         summary = conform(operator_class, chosen.cases, chosen.seed)
+        if len(getattr(operator_class, "kinds", ())) > 1:
+            others = conform(operator_class, chosen.cases, chosen.seed, make_kind_case)
+            sys.stdout.write(f"{operator_class.__name__} conforms in joins that are not inner: {others}\n")
         if getattr(operator_class, "takes_punctuations", False):
             promised = conform_to_promises(operator_class, chosen.cases, chosen.seed)
             sys.stdout.write(f"{operator_class.__name__} conforms to promises: {promised}\n")
