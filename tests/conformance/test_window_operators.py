@@ -53,6 +53,7 @@ def assert_paths_taken(operator_class: type[Any], summary: WindowSummary) -> Non
     """The cases are worth something only if they go where it hurts; each chunk proves that for itself."""
     events = dict(summary.events)
     assert events.pop("expired blocks", 0) > CASES / 2, summary
+    events.pop("overtaken", 0)  # inputs that fall silent, which is for tests of their own to prove
     if not operator_class.spills:
         assert not summary.spilled and not events
         return
