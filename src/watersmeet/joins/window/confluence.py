@@ -136,7 +136,9 @@ class WindowConfluence(Confluence):
         """Results that wait until their time has passed; None: they go out as they are found."""
         if spec.window.emit == "final" and spec.output is Output.ROWS:
             most = max(0, memory - self._least) // _HELD_SHARE
-            self.held = HeldResults(spec.schema, self.budget, most, store, self.sizing.page_bytes, self.saver.discard)
+            # A batch goes out of a page of each segment: small pages would make small batches.
+            page = max(self.sizing.page_bytes, self.sizing.output_bytes // 4)
+            self.held = HeldResults(spec.schema, self.budget, most, store, page, self.saver.discard)
             self._result_times = ResultTimes(spec, self.timed.timing)
             self.found = FoundOrHeld(self.pairs, self.held)
 
