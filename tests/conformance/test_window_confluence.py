@@ -256,5 +256,6 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_many() -> None:
-    for seed in range(150):
+    # In some of the last ones many rows go while others of their memtable owe.
+    for seed in (*range(150), *range(440, 450)):
         run_case(WindowConfluence, make_window_case(seed, WindowConfluence), **TIGHT, settling=BUSY)
