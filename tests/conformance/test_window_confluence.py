@@ -259,3 +259,10 @@ def run_many() -> None:
     # In some of the last ones many rows go while others of their memtable owe.
     for seed in (*range(150), *range(440, 450)):
         run_case(WindowConfluence, make_window_case(seed, WindowConfluence), **TIGHT, settling=BUSY)
+
+
+def test_results_that_are_final_are_told_before_more_rows_are_asked_for() -> None:
+    """A little fuel ends an arrival and nothing else: what it made final is still to be handed out."""
+    case = make_window_case(100_589, WindowConfluence)
+    assert case.spec.window.emit == "final" and case.fuel == (1,)
+    run_case(WindowConfluence, case)

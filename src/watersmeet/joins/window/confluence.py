@@ -273,7 +273,8 @@ class WindowConfluence(Confluence):
         return EmitTask(self, self.final_before) if task is None and self._can_emit() else task
 
     def _has_urgent_work(self) -> bool:
-        return super()._has_urgent_work() or (not isinstance(self._task, Arrival) and self._can_emit())
+        arriving = isinstance(self._task, Arrival) and not self._task.done
+        return super()._has_urgent_work() or (not arriving and self._can_emit())
 
     def _clean_up_task(self) -> Task | None:
         task = super()._clean_up_task()
