@@ -266,3 +266,8 @@ def test_results_that_are_final_are_told_before_more_rows_are_asked_for() -> Non
     case = make_window_case(100_589, WindowConfluence)
     assert case.spec.window.emit == "final" and case.fuel == (1,)
     run_case(WindowConfluence, case)
+
+
+def test_a_memtable_with_as_many_rows_as_were_sorted_before_is_sorted_anew() -> None:
+    """Some of its first rows have expired since, and as many others have come."""
+    run_case(WindowConfluence, make_window_case(100_742, WindowConfluence))

@@ -169,6 +169,7 @@ class OwingRows:
 
     def __init__(self, table: Memtable, low: int, high: int, sorting: bool | None = None, room: int = 0) -> None:
         self._table = table
+        self._generation = table.generation
         self._walk = table.walk(low, high, room)
         if sorting is not None:
             self._walk = Walk(low, high, sorting, table.bits)
@@ -185,7 +186,8 @@ class OwingRows:
 
     def is_all_of(self, table: Memtable) -> bool:
         """Whether they are all rows of a memtable."""
-        return self._table is table and self._walk.low == 0 and self._walk.high == table.rows
+        same = self._table is table and self._generation == table.generation  # others may be as many since
+        return same and self._walk.low == 0 and self._walk.high == table.rows
 
     @property
     def rows(self) -> AddressedRows:

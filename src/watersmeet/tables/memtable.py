@@ -82,7 +82,11 @@ class Memtable(AddressedRows):
         """How the index of rows that are brought back was built; None: as it would be of so many."""
         self._begin()
 
+    generation: int = 0
+    """Rows are numbered anew with each."""
+
     def _begin(self) -> None:
+        self.generation += 1
         self.rows = 0
         self.first = 0
         """Rows before this number are of no use to anybody, and are not found by look-ups by hash."""
@@ -324,6 +328,7 @@ class Memtable(AddressedRows):
             self._claim.shrink(self._portions.popleft()[1])
         self._kept = deque((end - count, columns) for end, columns in self._kept)
         self._portions = deque((end - count, size) for end, size in self._portions)
+        self.generation += 1
         self.rows = left
         self.first = max(0, self.first - count)
 
