@@ -273,8 +273,10 @@ class WindowConfluence(Confluence):
         return EmitTask(self, self.final_before) if task is None and self._can_emit() else task
 
     def _has_urgent_work(self) -> bool:
-        arriving = isinstance(self._task, Arrival) and not self._task.done
-        return super()._has_urgent_work() or (not arriving and self._can_emit())
+        if isinstance(self._task, Arrival):
+            # When it ends, rows may be settled, and results final: no fuel was left for that.
+            return self._task.done or super()._has_urgent_work()
+        return super()._has_urgent_work() or self._can_emit()
 
     def _clean_up_task(self) -> Task | None:
         task = super()._clean_up_task()
