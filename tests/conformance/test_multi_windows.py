@@ -70,7 +70,7 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, rule, broken = MUTANTS[mutant]
     monkeypatch.setattr(owner, rule, broken)
     with pytest.raises(ConformanceError):
-        run_all(60)
+        run_all(80)
 
 
 def run_all(cases: int) -> None:

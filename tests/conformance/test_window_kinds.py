@@ -218,7 +218,7 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_many() -> None:
-    for seed in range(300):
+    for seed in (*range(300), 787, 851, 899):  # in the last ones runs are merged whose rows have found partners
         case = make_window_case(seed, WindowConfluence)
         if case.spec.how not in ("inner", "semi"):
             run_case(WindowConfluence, case, floor=0, fan_in=3, settling=BUSY)

@@ -75,7 +75,8 @@ class CostModel:
         """The same CPU, another disk: seconds for an access, and rows of so many bytes at so many bytes per second.
 
         >>> ibm_9lzx = CostModel().by_bytes(access=0.0084, bandwidth=20e6, row=64)
-        >>> ibm_9lzx.seconds(Cost(seeks=1, pages_read=9, disk_rows=100))
+        >>> cpu, disk = ibm_9lzx.seconds(Cost(seeks=1, pages_read=9, disk_rows=100))
+        >>> cpu, round(disk, 5)
         (0.0, 0.00872)
         """
         if bandwidth <= 0:

@@ -149,7 +149,7 @@ KNOWN = pa.schema({"id": pa.int64(), "sum": pa.float64()})
         ({"on": "order"}, wm.SpecError, r"join column 'order' is not in left; it has id, item"),
         ({"on": "item = sum"}, wm.SpecError, r"'item' of left \(string\) cannot be compared with .*'sum' of right"),
         ({"on": []}, wm.SpecError, r"on=\[\]"),
-        ({"how": "outer"}, wm.SpecError, r"how='outer' is not supported"),
+        ({"how": "outer"}, wm.SpecError, r"there is no how='outer'; choose inner, left"),
         ({"algorithm": "bogo"}, wm.SpecError, rf"algorithm 'bogo' is not known; choose auto, or one of .*{SOME}"),
         ({"flux": 3}, wm.SpecError, r"algorithm auto has no option 'flux'; it takes"),
         ({"memory": "64 Mipps"}, wm.SpecError, r"memory '64 Mipps' is not understood"),
