@@ -15,7 +15,7 @@ from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
 from watersmeet.matching.reading import Pages, Reading
 from watersmeet.matching.resident import Resident
-from watersmeet.records.addressed import AddressedRows, Layout, Picture, Sources, groups, put_back
+from watersmeet.records.addressed import AddressedRows, Layout, Picture, Sources, gathered_by_source
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
 from watersmeet.runs.sorted_run import SortedRun, check_forward
@@ -152,13 +152,7 @@ class ManyRows(AddressedRows):
         return super()._copy(picture, layout, places)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
-        which = rows >> 32
-        order = np.argsort(which, kind="stable")
-        taken = [
-            self._source(int(which[group[0]])).other(column, (rows[group] & 0xFFFFFFFF).astype(np.int32))
-            for group in groups(which[order], order)
-        ]
-        return put_back(order, taken)
+        return gathered_by_source(self._source, column, rows)
 
     def other_width(self, column: int, rows: Numbers) -> int:
         return self._source(int(rows[0]) >> 32).other_width(column, rows[:1] & 0xFFFFFFFF)

@@ -31,7 +31,7 @@ from watersmeet.kernels.addressed import OTHER, WORDS
 from watersmeet.kernels.asof import BACKWARD, FORWARD, NOBODY, WAITS, look_up, merge_two
 from watersmeet.kernels.hash_order import ascending
 from watersmeet.kernels.radix import sorted_order
-from watersmeet.records.addressed import NOWHERE, AddressedRows, Sources, groups, put_back
+from watersmeet.records.addressed import NOWHERE, AddressedRows, Sources, gathered_by_source
 from watersmeet.records.asof_times import TIME, AsofCodec, AsofPlan, AsofTiming
 from watersmeet.runs.sorted_run import check_blocks
 from watersmeet.runs.timed_run import TimedRun
@@ -111,13 +111,7 @@ class RightRows(AddressedRows):
         super().widen(column, rows, widths)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
-        which = rows >> 32
-        order = np.argsort(which, kind="stable")
-        taken = [
-            self._parts[int(which[group[0]])].other(column, (rows[group] & 0xFFFFFFFF).astype(np.int32))
-            for group in groups(which[order], order)
-        ]
-        return put_back(order, taken)
+        return gathered_by_source(self._parts.__getitem__, column, rows)
 
     def other_width(self, column: int, rows: Numbers) -> int:
         return max(int(part.other_width(column, rows[:1] & 0)) for part in self._parts if getattr(part, "rows", 1))

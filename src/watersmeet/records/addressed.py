@@ -286,6 +286,17 @@ def gathered_by_block(piece: Callable[[int], pa.Array], rows: Numbers, shift: in
     )
 
 
+def gathered_by_source(source: Callable[[int], AddressedRows], column: int, rows: Numbers) -> pa.Array:
+    """Values of a column that has no plain layout, of rows that are numbered with their source."""
+    which = rows >> 32
+    order = np.argsort(which, kind="stable")
+    taken = [
+        source(int(which[group[0]])).other(column, (rows[group] & 0xFFFFFFFF).astype(np.int32))
+        for group in groups(which[order], order)
+    ]
+    return put_back(order, taken)
+
+
 def groups(sorted_keys: Numbers, order: Int64) -> list[Int64]:
     """An order cut where its keys change."""
     return np.split(order, np.flatnonzero(np.diff(sorted_keys)) + 1)

@@ -34,8 +34,7 @@ from watersmeet.records.addressed import (
     Picture,
     Sources,
     gathered_by_block,
-    groups,
-    put_back,
+    gathered_by_source,
     width_of,
 )
 from watersmeet.runs.stretches import Stretches, StringRoom, TakenStrings
@@ -459,13 +458,7 @@ class MergedRows(AddressedRows):
         super().widen(column, rows, widths)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
-        which = rows >> 32
-        order = np.argsort(which, kind="stable")
-        taken = [
-            self._runs[int(which[group[0]])].other(column, (rows[group] & 0xFFFFFFFF).astype(np.int32))
-            for group in groups(which[order], order)
-        ]
-        return put_back(order, taken)
+        return gathered_by_source(self._runs.__getitem__, column, rows)
 
     def other_width(self, column: int, rows: Numbers) -> int:
         return self._runs[int(rows[0]) >> 32].other_width(column, rows[:1] & 0xFFFFFFFF)
