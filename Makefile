@@ -4,6 +4,7 @@
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
+#   make servers  a Kafka broker on this machine, to try things with
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
@@ -14,7 +15,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos signals bounds check setup bench reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers signals bounds check setup bench reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -23,7 +24,7 @@ setup: $(STAMP)
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(shell pwd))
 .PHONY: $(STAMP)
 endif
-$(STAMP): pyproject.toml requirements.lock scripts/setup.sh scripts/java.sh scripts/browser.sh
+$(STAMP): pyproject.toml requirements.lock scripts/setup.sh scripts/java.sh scripts/browser.sh scripts/servers.sh
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh
 
 java: setup
@@ -43,6 +44,9 @@ test: check java browser
 
 chaos: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)
+
+servers: setup java
+	@PYTHONPATH=tests $(BIN)/python -m servers $(ARGS)
 
 signals: setup
 	$(BIN)/python tests/stress/signals.py $(ARGS)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prepare .venv in the project's root: the locked packages, this project installed in place, a Java runtime and a browser.
+# Prepare .venv in the project's root: the locked packages, this project installed in place, Java, a browser and Maven.
 # May be run again at any time; `make setup` runs it only when something it depends on has changed.
 set -eu
 cd "$(dirname "$0")/.."
@@ -31,4 +31,5 @@ $pip -r requirements.lock
 $pip --no-deps --no-build-isolation -e .
 sh scripts/java.sh install
 sh scripts/browser.sh install
+sh scripts/servers.sh install
 pwd >.venv/.ready

@@ -37,16 +37,46 @@ def java() -> None:
         pytest.skip(f"Spark needs a Java runtime of {_LEAST_JAVA} or later, and there is none; see scripts/java.sh")
 
 
+def _connector(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Spark's connector for Kafka, if a test of this run needs it and it can be had; `broker` says so if it cannot."""
+    from servers.process import Unavailable, spark_jars
+
+    if not any("broker" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        return {}
+    try:
+        return {"spark.jars": spark_jars("connector")}
+    except Unavailable:
+        return {}
+
+
+@pytest.fixture(scope="module")
+def broker(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Kafka broker on this machine."""
+    from servers.kafka import Broker
+    from servers.process import Unavailable, spark_jars
+
+    try:
+        spark_jars("connector")
+        found = Broker(tmp_path_factory.mktemp("kafka"))
+    except Unavailable as reason:
+        pytest.skip(f"no Kafka broker: {reason}")
+    with found:
+        yield found
+
+
 @pytest.fixture(scope="session")
-def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PySpark's own modules say while they are imported
         from pyspark.sql import SparkSession
     place = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder
+    for name, value in _connector(request).items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.builder.master("local[2,3]")
+        builder.master("local[2,3]")
         .appName("watersmeet tests")
         .config("spark.driver.memory", "1g")
         .config("spark.ui.enabled", "false")

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from watersmeet.spark.plan.control_rows import with_events as with_events
     from watersmeet.spark.plan.control_rows import with_punctuations as with_punctuations
     from watersmeet.spark.plan.join import join as join
+    from watersmeet.spark.plan.kafka import from_kafka as from_kafka
+    from watersmeet.spark.plan.kafka import poisoned as poisoned
+    from watersmeet.spark.plan.kafka import to_kafka as to_kafka
     from watersmeet.spark.plan.lookup_join import lookup_join as lookup_join
     from watersmeet.spark.plan.multijoin import multijoin as multijoin
     from watersmeet.spark.plan.parallel_join import parallel_join as parallel_join
@@ -40,11 +43,14 @@ _HOMES = {
     "Watch": "watersmeet.spark.io.watch",
     "asof_join": "watersmeet.spark.plan.asof_join",
     "figures": "watersmeet.spark.task.figures",
+    "from_kafka": "watersmeet.spark.plan.kafka",
     "join": "watersmeet.spark.plan.join",
     "lookup_join": "watersmeet.spark.plan.lookup_join",
     "multijoin": "watersmeet.spark.plan.multijoin",
     "parallel_join": "watersmeet.spark.plan.parallel_join",
+    "poisoned": "watersmeet.spark.plan.kafka",
     "register": "watersmeet.spark.io.source",
+    "to_kafka": "watersmeet.spark.plan.kafka",
     "window_join": "watersmeet.spark.plan.window_join",
     "with_events": "watersmeet.spark.plan.control_rows",
     "with_punctuations": "watersmeet.spark.plan.control_rows",
@@ -54,11 +60,14 @@ __all__ = [
     "Watch",
     "asof_join",
     "figures",
+    "from_kafka",
     "join",
     "lookup_join",
     "multijoin",
     "parallel_join",
+    "poisoned",
     "register",
+    "to_kafka",
     "window_join",
     "with_events",
     "with_punctuations",

@@ -1,0 +1,98 @@
+#!/bin/sh
+# Jars of the servers that tests start, and of what connects Spark to them, fetched by Maven and kept for all checkouts.
+#   servers.sh fetch NAME    fetch what NAME needs unless it is there, and print the folder that holds it
+#   servers.sh jars NAME     the same, and print its jars with commas between them, as `spark.jars` wants them
+#   servers.sh install       install Maven where that is possible without asking, else say what to install
+# NAME: kafka (a broker), connector (Spark reads and writes topics), delta (Delta tables on Spark 4.2), s3proxy (an S3 server).
+# The folders are in WATERSMEET_SERVERS, or else in the user's cache. Where Maven looks for artifacts is its own setting.
+set -eu
+. "$(dirname "$0")/privileged.sh"
+
+# Name, version, and what is fetched: group:artifact:version[:classifier]; "whole" brings what the first one depends on.
+list() {
+    case "$1" in
+    kafka) echo 4.3.1 whole org.apache.kafka:kafka_2.13:4.3.1 ;;
+    connector)
+        echo 4.2.0 alone org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \
+            org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0 \
+            org.apache.kafka:kafka-clients:3.9.2 org.apache.commons:commons-pool2:2.13.1
+        ;;
+    delta) echo 4.4.0 alone io.delta:delta-spark_4.2_2.13:4.4.0 io.delta:delta-storage:4.4.0 ;;
+    s3proxy) echo 4.1.0 alone org.gaul:s3proxy:4.1.0:jar-with-dependencies ;;
+    *)
+        echo "servers: there is no $1; there are kafka, connector, delta and s3proxy" >&2
+        exit 2
+        ;;
+    esac
+}
+
+# A project that depends on what is wanted: Maven copies what that comes to.
+project() {
+    echo '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>watersmeet</groupId>'
+    echo '<artifactId>servers</artifactId><version>1</version><packaging>pom</packaging><dependencies>'
+    depth=$1
+    shift
+    for artifact in "$@"; do
+        IFS=: read -r group name version classifier <<END
+$artifact
+END
+        echo "<dependency><groupId>$group</groupId><artifactId>$name</artifactId><version>$version</version>"
+        if [ -n "$classifier" ]; then echo "<classifier>$classifier</classifier>"; fi
+        if [ "$depth" = alone ]; then
+            echo '<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>'
+        fi
+        echo '</dependency>'
+    done
+    echo '</dependencies></project>'
+}
+
+fetch() {
+    told=$(list "$1")
+    # shellcheck disable=SC2086  # a line of words
+    set -- "$1" $told
+    name=$1 version=$2
+    shift 2
+    cache=${WATERSMEET_SERVERS:-${XDG_CACHE_HOME:-$HOME/.cache}/watersmeet/servers}
+    folder=$cache/$name-$version
+    if [ ! -d "$folder" ]; then
+        if ! command -v mvn >/dev/null 2>&1; then
+            echo "servers: Maven fetches $name, and there is no mvn; install it (Debian: apt-get install maven)" >&2
+            exit 1
+        fi
+        mkdir -p "$cache"
+        unfinished=$(mktemp -d "$cache/.unfinished.XXXXXX")
+        trap 'rm -rf "$unfinished"' EXIT
+        trap 'exit 1' HUP INT TERM
+        project "$@" >"$unfinished/pom.xml"
+        if ! (cd "$unfinished" && mvn -B -q dependency:copy-dependencies -DoutputDirectory=jars -DincludeScope=runtime) \
+            >"$unfinished/log" 2>&1; then
+            echo "servers: Maven could not fetch $name: $(grep -m 1 ERROR "$unfinished/log" || tail -n 1 "$unfinished/log")" >&2
+            exit 1
+        fi
+        # Whoever is first counts, and another that was at it at the same time has fetched the same.
+        mv -T "$unfinished/jars" "$folder" 2>/dev/null || [ -d "$folder" ]
+    fi
+    echo "$folder"
+}
+
+case "${1:-}" in
+fetch) fetch "$2" ;;
+jars)
+    folder=$(fetch "$2")
+    find "$folder" -name '*.jar' | sort | paste -s -d , -
+    ;;
+install)
+    command -v mvn >/dev/null 2>&1 && exit 0
+    if can_install; then
+        echo "setup: installing Maven, which fetches the servers that tests start"
+        install_package maven || true
+        command -v mvn >/dev/null 2>&1 && exit 0
+    fi
+    echo "note: no Maven was found, so tests against Kafka and S3 servers are skipped unless their jars are in the cache;" \
+        "install it (Debian: apt-get install maven)" >&2
+    ;;
+*)
+    echo "usage: servers.sh fetch|jars NAME, or servers.sh install" >&2
+    exit 2
+    ;;
+esac
