@@ -272,3 +272,10 @@ def test_what_an_arrival_settles_is_told_before_more_rows_are_asked_for(seed: in
 def test_a_memtable_with_as_many_rows_as_were_sorted_before_is_sorted_anew() -> None:
     """Some of its first rows have expired since, and as many others have come."""
     run_case(WindowConfluence, make_window_case(100_742, WindowConfluence))
+
+
+def test_what_inputs_tell_between_rows_counts_before_more_rows_are_asked_for() -> None:
+    """A little fuel ends an arrival and leaves the promise behind it: an input that was overtaken is behind it, too."""
+    case = make_window_case(101_615, WindowConfluence)
+    assert case.spec.window.idle is not None and case.spec.window.late == "keep"
+    run_case(WindowConfluence, case)

@@ -350,6 +350,9 @@ class Operator(ABC):
 
     @property
     def _arrivals_wait(self) -> bool:
+        """Whether rows were received that nobody has looked at, or with windows what inputs told between them."""
+        if self._order is not None:
+            return bool(self._order)
         for intake in self._intakes:  # noqa: SIM110  asked at every step, where any() takes three times as long
             if intake.rows:
                 return True
@@ -409,6 +412,8 @@ class Operator(ABC):
             return Status.DONE
         if all(self._ended):
             return Status.HAS_OUTPUT
+        if self.windows is not None and isinstance(self._task, Arriving):
+            return Status.HAS_OUTPUT  # its last rows may have told the time, which counts when it ends
         if self._task is not None and not self._task.done:
             return Status.HAS_OUTPUT if isinstance(self._task, Arriving) else Status.HAS_WORK
         return Status.HAS_WORK if self._stalled and self._can_react() else Status.NEED_INPUT

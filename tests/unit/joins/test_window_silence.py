@@ -222,3 +222,20 @@ def work_off(join: Any) -> int:
         found += step.cost.results
         if step.status is not Status.HAS_OUTPUT:
             return found
+
+
+@pytest.mark.parametrize("name", WINDOW_ALGORITHMS)
+@pytest.mark.parametrize("told", ["by a promise", "by a row without a key"])
+def test_all_that_an_input_said_counts_before_more_rows_are_asked_for(name: str, told: str) -> None:
+    """However little fuel there is: whoever has been overtaken is behind all of it."""
+    join = join_of(name, idle=30)
+    tell(join, 0.0, LEFT, [0])
+    by_row = told == "by a row without a key"
+    times, keys = ([50, 51, 100], [1, 1, None]) if by_row else ([50, 51], [1, 1])
+    join.receive(Arrive(RIGHT, pa.record_batch({"k": keys, "t": times}, schema=SCHEMA)))
+    if not by_row:
+        join.receive(Punctuate(RIGHT, wm.Punctuation({"t": wm.between(None, 99)}).pattern))
+    while join.poll(60.0, 1).status is Status.HAS_OUTPUT:
+        join.check()
+    tell(join, 61.0, LEFT, [99])
+    assert join.timed.newest == [100, 100] and join.timed.late == [1, 0]
