@@ -28,8 +28,9 @@ from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.tracked_arrival import TrackedArrival
+from watersmeet.joins.wear import Wear
 from watersmeet.kernels.addressed import OTHER
-from watersmeet.matching.debts import Debts, RunEntry
+from watersmeet.matching.debts import MERGED_AT_ONCE, Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.matched import Matched
@@ -48,7 +49,7 @@ from watersmeet.records.intake import Received
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.flush import write_run
-from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
+from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits, left_out_of
 from watersmeet.runs.sorted_run import OpenRun, SortedRun, let_go
 from watersmeet.runs.spine import Merge
 from watersmeet.runs.stretches import StringRoom
@@ -261,7 +262,10 @@ class Confluence(RoomFirst, Operator):
         self.debts = self._make_debts()
         self.keeping = self._make_keeping() if keeping else None
         self._open_run = open_run or partial(SortedRun, store)
-        self.upkeep = Upkeep(self.debts, store, self._new_run, self._block_bytes, min(self._fan_in, _MOST_ALIKE))
+        self.wear = Wear(self)
+        """Which rows on disk are of no more use."""
+        fan_in = min(self._fan_in, _MOST_ALIKE)
+        self.upkeep = Upkeep(self.debts, store, self._new_run, self._block_bytes, fan_in, self.wear)
         self._batch_began = 0
         """Of a join of batches: the tick at which the last one ended. Older runs are merged between batches."""
         self._batch_ends = False
@@ -348,8 +352,8 @@ class Confluence(RoomFirst, Operator):
 
     def _carry_bits(self, side: int, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
         """Rows of runs that became one have the bits that they had."""
+        assert self.matched is not None
         if self.spec.kind.tracked[side]:
-            assert self.matched is not None
             self.matched.bits.replace(runs, merged)
 
     def _make_keeping(self) -> Keeping | None:
@@ -395,8 +399,9 @@ class Confluence(RoomFirst, Operator):
         self.debts.check(self.clock)
         self.upkeep.check()
         if self.matched is not None:
-            tracked = [runs for side, runs in enumerate(self.debts.runs) if self.spec.kind.tracked[side]]
-            self.matched.bits.check(entry.run.name for runs in tracked for entry in runs)
+            merge = self._task.merge if isinstance(self._task, MergeTask) else None
+            at_hand = [left_out_of(merge.name)] if isinstance(merge, Merge) else []
+            self.matched.bits.check({*self._bits_to_keep, *(name for name in at_hand if name in self.matched.bits)})
 
     def close(self) -> None:
         """Let go of everything."""
@@ -682,7 +687,10 @@ class Confluence(RoomFirst, Operator):
         names = self.debts.forget(side)
         if self.matched is not None and self.spec.kind.tracked[side]:
             self.matched.bits.forget(names)
-        self.saver.discard([*self.upkeep.forget(side), *names])
+        pieces = self.upkeep.forget(side)
+        if self.matched is not None:
+            self.matched.bits.forget([left_out_of(name) for name in pieces if left_out_of(name) in self.matched.bits])
+        self.saver.discard([*pieces, *names])
 
     # --- rows that leave memory ---
 
@@ -734,11 +742,15 @@ class Confluence(RoomFirst, Operator):
         self.clock += 1
         self.events["flushed owing"] += 1
         entries: list[RunEntry | None] = [None, None]
-        for side, table in enumerate(self.tables):
-            if table.rows:
-                before = int(table.ticks(_FIRST)[0]) if self.debts.rows_owe(side) else None
-                run = self._write_run(side, table)
-                entries[side] = None if run is None else self._entry(side, run, 0, before)
+        try:
+            for side, table in enumerate(self.tables):
+                if table.rows:
+                    before = int(table.ticks(_FIRST)[0]) if self.debts.rows_owe(side) else None
+                    run = self._write_run(side, table)
+                    entries[side] = None if run is None else self._entry(side, run, 0, before)
+        except BaseException:
+            self._drop_written([entry.run.name for entry in entries if entry is not None])
+            raise
         for side, entry in enumerate(entries):
             if entry is not None:
                 self.debts.add(side, entry)
@@ -823,13 +835,23 @@ class Confluence(RoomFirst, Operator):
         assert self.matched is not None
         bits, marks = self.matched.bits, table.marks
         filling = bits.begin(name, rows)
+        written = []
         try:
             run = write(note=lambda numbers: filling.add(marks[numbers] != 0))
+            written.append(name)
             filling.end()
         except BaseException:
             bits.forget([name])
+            self._drop_written(written)
             raise
         return run
+
+    def _drop_written(self, names: Sequence[str]) -> None:
+        """Something has failed before runs that were written counted."""
+        for name in names:
+            self.store.remove(name)
+            if self.matched is not None and name in self.matched.bits:
+                self.matched.bits.forget([name])
 
     def _forgets_matched(self, side: int) -> bool:
         """Whether rows of a side are of no more use once they have a partner."""
@@ -861,7 +883,9 @@ class Confluence(RoomFirst, Operator):
         for side in (0, 1):
             runs = self._runs_to_merge(side)
             if runs:
-                return MergeTask(self, side, Merge(self.store, self._new_run(side), runs, self._block_bytes))
+                left_out = self.wear.left_out(side)
+                merge = Merge(self.store, self._new_run(side), runs, self._block_bytes, left_out=left_out)
+                return MergeTask(self, side, merge)
         self._runs_changed = False
         return None
 
@@ -869,7 +893,8 @@ class Confluence(RoomFirst, Operator):
         """Runs of a side that are to become one, if there are any."""
         if self._settling[1 - side] is not None:
             return []  # rows are on their way through these runs
-        return self.debts.to_merge(side, self._fan_in, self._batch_began)
+        worn = partial(self.wear.run_is_worn, side) if self.wear.wears(side) else None
+        return self.debts.to_merge(side, self._fan_in, self._batch_began, worn)
 
     def merge_some(self, merge: Merge) -> int:
         """Go on with a merge; returns the fuel that took."""
@@ -888,10 +913,15 @@ class Confluence(RoomFirst, Operator):
         """A merged run takes the place of the runs that it was made of."""
         assert merge.merged is not None
         self.events["merged"] += 1
-        self.debts.replace(side, merge.runs, merge.merged)
+        self.events["rows left out of a merge"] += merge.rows - merge.merged.rows
+        self.debts.replace(side, merge.runs, merge.merged, higher=self._makes_a_level(merge))
         let_go(merge.runs)
         self.saver.discard(sorted(run.name for run in merge.runs))
         self._count_runs()
+
+    def _makes_a_level(self, merge: Merge) -> bool:
+        """Whether runs became one for being many: levels must fall from the oldest run to the youngest."""
+        return len(merge.runs) >= min(self._fan_in, MERGED_AT_ONCE)
 
     def _abort_merge(self) -> None:
         if isinstance(self._task, MergeTask) and not self._task.done:
@@ -909,7 +939,7 @@ class Confluence(RoomFirst, Operator):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         settling = [None if each is None or self._at_work(each) else each.to_state(None) for each in self._settling]
-        matched = None if self.matched is None else self.matched.to_state()
+        matched = None if self.matched is None else self.matched.to_state(self._bits_to_keep)
         bits = [] if self.matched is None or matched is None else self.matched.versions(matched)
         return self.debts.names + self.upkeep.names + bits, {
             "matched": matched,
@@ -925,6 +955,15 @@ class Confluence(RoomFirst, Operator):
             "origin": self.codec.origin if isinstance(self.codec, BandKeys) else None,
         }
 
+    @property
+    def _bits_to_keep(self) -> list[str]:
+        """Of which runs bits are kept, and of which pieces it is noted what was left out."""
+        tracked = [runs for side, runs in enumerate(self.debts.runs) if self.spec.kind.tracked[side]]
+        runs = [entry.run.name for runs in tracked for entry in runs]
+        assert self.matched is not None
+        without = map(left_out_of, self.upkeep.names)
+        return [*runs, *(name for name in without if name in self.matched.bits)]
+
     def _at_work(self, settlement: Settlement) -> bool:
         return isinstance(self._task, SettlementTask) and self._task.settlement is settlement
 
@@ -933,7 +972,8 @@ class Confluence(RoomFirst, Operator):
         self.upkeep.load(state["upkeep"], self._opened)
         if self.matched is not None:
             rows = {entry.run.name: entry.run.rows for runs in self.debts.runs for entry in runs}
-            self.matched.bits.load(state["matched"]["bits"], rows)
+            without = {left_out_of(name): passed for name, passed in self.upkeep.passed.items()}
+            self.matched.bits.load(state["matched"]["bits"], {**rows, **without})
         self._batch_began, self._batch_ends = state["batch"]
         self._settled_at = list(state["settled_at"])
         self._idle_share = state["idle_share"]

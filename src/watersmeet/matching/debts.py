@@ -16,7 +16,7 @@ from watersmeet.tables.memtable import Memtable
 
 _NEVER = 1 << 62
 
-_MERGED_AT_ONCE = 24
+MERGED_AT_ONCE = 24
 """Runs that are merged at a time, at most: what is read of each maps what lies around it."""
 
 
@@ -154,21 +154,27 @@ class Debts:
 
     # --- runs that become one ---
 
-    def to_merge(self, side: int, fan_in: int, after: int = 0) -> list[SortedRun]:
+    def to_merge(
+        self, side: int, fan_in: int, after: int = 0, worn: Callable[[SortedRun], bool] | None = None
+    ) -> list[SortedRun]:
         """Runs that should become one: only if the same rows owe them, and if they owe nothing themselves.
 
-        Of those that were written after a tick; others are somebody else's to merge.
+        Of those that were written after a tick; others are somebody else's to merge. If they are not too many, those
+        that are worn: of whose rows most are of no more use.
         """
         if self.owing_runs(1 - side):
             return []  # these owe some and not others
         settled = self.settled[1 - side]
         ready = [entry for entry in self.runs[side] if entry.owes_before is None and entry.birth > after]
         same = [entry for entry in ready if max(entry.since, settled) == max(ready[0].since, settled)]
-        return [entry.run for entry in self.choose(side, same, fan_in)]
+        chosen = self.choose(side, same, fan_in)
+        if not chosen and worn is not None:
+            chosen = [entry for entry in same if worn(entry.run)][:MERGED_AT_ONCE]
+        return [entry.run for entry in chosen]
 
     def choose(self, side: int, entries: Sequence[RunEntry], fan_in: int) -> Sequence[RunEntry]:
         """Of runs that could become one, those that should."""
-        return entries[oldest_to_merge([entry.level for entry in entries], fan_in, _MERGED_AT_ONCE)]
+        return entries[oldest_to_merge([entry.level for entry in entries], fan_in, MERGED_AT_ONCE)]
 
     def waiting_to_merge(self, side: int, fan_in: int, after: int) -> bool:
         """Whether runs of after a tick would become one, were they not owed by different rows, and are too many."""
@@ -190,17 +196,20 @@ class Debts:
         """Whether rows of a side owe some of the other's runs and not others, so that too many cannot be merged."""
         return len({max(entry.since, self.settled[side]) for entry in self.runs[1 - side]}) >= most
 
-    def replace(self, side: int, runs: Sequence[SortedRun], *merged: SortedRun) -> None:
-        """A merged run, in one piece or in several, takes the place of the runs that it was made of."""
+    def replace(self, side: int, runs: Sequence[SortedRun], *merged: SortedRun, higher: bool = True) -> None:
+        """A merged run, in one piece or in several, takes the place of the runs that it was made of.
+
+        It is of a `higher` level than the oldest of them, unless there were too few to make up one.
+        """
         gone = {run.name for run in runs}
         olds = [entry for entry in self.runs[side] if entry.run.name in gone]
+        if self.on_replace is not None:  # it may fail, and then nothing has changed
+            self.on_replace(side, [entry.run for entry in olds], merged)
         birth, since = max(entry.birth for entry in olds), max(entry.since for entry in olds)
         place = self.runs[side].index(olds[0])
         self.runs[side][:] = [entry for entry in self.runs[side] if entry.run.name not in gone]
-        level, span = olds[0].level + 1, TimeSpan.all_of(entry.span for entry in olds)
+        level, span = olds[0].level + higher, TimeSpan.all_of(entry.span for entry in olds)
         self.runs[side][place:place] = [RunEntry(run, birth, since, level, span=span) for run in merged]
-        if self.on_replace is not None:
-            self.on_replace(side, [entry.run for entry in olds], merged)
         self.refresh()
 
     # --- as a whole ---

@@ -39,6 +39,10 @@ class Marking(Protocol):
         """Rows have partners; tells which had none before, of rows that occur twice the first."""
         ...
 
+    def mark_some(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """The same, of some of the first of them alone if there is no more room on disk."""
+        ...
+
     def unmarked(self, side: int, source: Rows, numbers: Numbers) -> Bool:
         """Which rows have no partner yet."""
         ...
@@ -78,6 +82,8 @@ class PairBuffer:
         self.first = 0
         self.count = 0
         """Pairs from `first` to `count` wait to be handed out."""
+        self._done = 0
+        """How many of the pairs that are being handed out are done with."""
 
     @property
     def waiting(self) -> int:
@@ -110,7 +116,9 @@ class PairBuffer:
         while True:
             try:
                 some = [(source, numbers[:fit]) for source, numbers in sides]
+                self._done = fit
                 batch, count = self._build(some) if len(some) == 2 else self._build_alone(between.probe_side, some[0])
+                fit = self._done
                 break
             except OverflowError:
                 # More distinct values than a small dictionary index can number: a smaller batch has fewer.
@@ -177,25 +185,29 @@ class PairBuffer:
         """Left rows that have found their first partner: they come out (`semi`), or will not (`anti`)."""
         assert self.matched is not None
         some = self.matched.unmarked(0, *sides[0])
+        places = np.flatnonzero(some)
         if not some.all():
             sides = [(source, numbers[some]) for source, numbers in sides]
         if not self._codec.exact and len(sides[0][1]):
             equal = self._equal(self._gathered(sides, self._wanted))
             if equal is not None:
-                sides = [(source, numbers[equal]) for source, numbers in sides]
+                places, sides = places[equal], [(source, numbers[equal]) for source, numbers in sides]
         source, numbers = sides[0]
         if not len(numbers):
             return None, 0
         if not self._kind.gives_matched:
             self.matched.mark(0, source, numbers)
             return None, 0
-        if not self._has_dictionaries:
-            return self._build_alone(0, (source, numbers[self.matched.mark(0, source, numbers)]))
-        # Where a batch may turn out to be too large, rows are marked when it is there.
-        numbers = numbers[_first_of_each(source, numbers)]
-        built = self._build_alone(0, (source, numbers))
-        self.matched.mark(0, source, numbers)
-        return built
+        built = None
+        if self._has_dictionaries:
+            # Where a batch may turn out to be too large, rows are marked when it is there.
+            firsts = _first_of_each(source, numbers)
+            places, numbers = places[firsts], numbers[firsts]
+            built = self._build_alone(0, (source, numbers))
+        fresh = self.matched.mark_some(0, source, numbers)
+        if len(fresh) < len(numbers):  # the disk is full: whoever is marked by now comes out, the others next time
+            self._done, built = int(places[len(fresh)]), None
+        return built or self._build_alone(0, (source, numbers[: len(fresh)][fresh]))
 
     def _build_alone(self, side: int, rows: tuple[Rows, Numbers]) -> tuple[pa.RecordBatch | None, int]:
         """Rows of one side, beside nobody."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,16 @@ class Matched:
         kernels.mark(self._marks(where), numbers, fresh)
         return fresh
 
+    def mark_some(self, side: int, source: Rows, numbers: Numbers) -> Bool:
+        """The same; but if the disk is full before all are marked, of some of the first of them alone.
+
+        Whoever hands rows out because they were not marked must not lose those that are by then.
+        """
+        where, within = _located(source, numbers)
+        if isinstance(where, MergedRows):
+            return self.bits.mark_some(where.names, within)
+        return self.mark(side, source, numbers)
+
     def unmarked(self, side: int, source: Rows, numbers: Numbers) -> Bool:
         """Which rows have no partner yet."""
         where, numbers = _located(source, numbers)
@@ -69,10 +79,10 @@ class Matched:
 
     # --- snapshots ---
 
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot; bits of runs that have changed are written."""
+    def to_state(self, names: Iterable[str]) -> dict[str, Any]:
+        """For a snapshot; bits of these names that have changed are written."""
         marks = [_packed(table.marks) if tracked else "" for table, tracked in self._each()]
-        return {"bits": self.bits.save(), "marks": marks, "loose": _packed(self.loose)}
+        return {"bits": self.bits.save(names), "marks": marks, "loose": _packed(self.loose)}
 
     def versions(self, state: Mapping[str, Any]) -> list[str]:
         """The segments that a state names."""

@@ -13,6 +13,9 @@ pieces are sorted runs themselves, one after the other in the order of hashes; t
 they were until the last piece is there, and then all pieces take their place at once. So a repeated batch, or one that
 another process goes on with, is never half-way. Pieces have one birth, by which they are known as one run.
 
+Where rows come to be of no more use, merges leave them out; and runs that are *worn*, most of whose rows are of no use,
+are merged before they are many, even one alone. That pays: whoever passes two rows forgets one.
+
 **It keeps up.** A row that is merged goes to a higher class: it is written again once a class at most, but for the
 lowest, whose runs have few rows. So no more rows can come to wait in a class than come with the batches, plus what the
 classes below hold when they come; a class merges twice as many as the batches bring. Therefore at most some `fan_in`
@@ -26,11 +29,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from watersmeet.matching.debts import Debts
 from watersmeet.runs.sorted_run import SortedRun
-from watersmeet.runs.spine import Merge
+from watersmeet.runs.spine import LeftOut, Merge
 from watersmeet.spill.store import Store
 
 _LEAST_ROWS = 1 << 18
@@ -69,6 +72,8 @@ class Merging:
     places: list[list[int]]
     """How far each piece of each run has been merged."""
     pieces: list[SortedRun] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)
+    """Rows of these runs that each piece was made of; some may have been left out."""
 
     @property
     def runs(self) -> list[SortedRun]:
@@ -90,26 +95,56 @@ class Merging:
                     yield i, j
 
 
+class Wear(Protocol):
+    """Which rows are of no more use."""
+
+    def is_worn(self, side: int, chain: Chain) -> bool:
+        """Whether most rows of a run are."""
+        ...
+
+    def left_out(self, side: int) -> LeftOut | None:
+        """What a merge leaves out; None: nothing."""
+        ...
+
+
 class Upkeep:
     """The merges of a join's runs that are under way, from batch to batch."""
 
     def __init__(
-        self, debts: Debts, store: Store, new_name: Callable[[int], str], block_bytes: int, fan_in: int
+        self,
+        debts: Debts,
+        store: Store,
+        new_name: Callable[[int], str],
+        block_bytes: int,
+        fan_in: int,
+        wear: Wear | None = None,
     ) -> None:
         self._debts = debts
         self._store = store
         self._new_name = new_name
         self._block_bytes = block_bytes
         self._fan_in = fan_in
+        self._wear = wear
         self.least_rows = _LEAST_ROWS
         self._under_way: list[Merging] = []
         self.rows_merged = 0
         """Since this process has it."""
+        self.rows_left_out = 0
+        """Of these."""
 
     @property
     def names(self) -> list[str]:
         """Of pieces that nobody meets yet."""
         return [piece.name for merging in self._under_way for piece in merging.pieces]
+
+    @property
+    def passed(self) -> dict[str, int]:
+        """Of each of these, how many rows it was made of."""
+        return {
+            piece.name: passed
+            for merging in self._under_way
+            for piece, passed in zip(merging.pieces, merging.passed, strict=True)
+        }
 
     def go_on(self, new_rows: Sequence[int]) -> list[str]:
         """Merge some rows after a batch that brought so many of each side; returns the names of runs that can go."""
@@ -134,14 +169,20 @@ class Upkeep:
             if chain[0].name not in busy:
                 waiting.setdefault(size_class(sum(run.rows for run in chain), self._fan_in), []).append(chain)
         for size, chains in waiting.items():
-            if len(chains) >= self._fan_in and all(merging.size != size for merging in mine):
+            if any(merging.size == size for merging in mine):
+                continue
+            if len(chains) < self._fan_in:
+                chains = [chain for chain in chains if self._wear is not None and self._wear.is_worn(side, chain)]
+            if chains:
                 self._under_way.append(Merging(side, size, chains, [[0] * len(chain) for chain in chains]))
 
     def _add_piece(self, merging: Merging, most: int) -> None:
         ahead = list(merging.ahead(most))
         runs = [merging.chains[i][j] for i, j in ahead]
         start = [merging.places[i][j] for i, j in ahead]
-        merge = Merge(self._store, self._new_name(merging.side), runs, self._block_bytes, start, most)
+        left_out = None if self._wear is None else self._wear.left_out(merging.side)
+        name = self._new_name(merging.side)
+        merge = Merge(self._store, name, runs, self._block_bytes, start, most, left_out)
         try:
             while merge.work():
                 pass
@@ -152,7 +193,9 @@ class Upkeep:
         for (i, j), place in zip(ahead, merge.places(), strict=True):
             merging.places[i][j] = place
         merging.pieces.append(merge.merged)
+        merging.passed.append(merge.rows)
         self.rows_merged += merge.rows
+        self.rows_left_out += merge.rows - merge.merged.rows
 
     def forget(self, side: int) -> list[str]:
         """The runs of a side are of no use any more, nor are pieces of them; returns the names of these."""
@@ -165,7 +208,8 @@ class Upkeep:
         for merging in self._under_way:
             there = {entry.run.name for entry in self._debts.runs[merging.side]}
             assert all(run.name in there for run in merging.runs), "what is merged stays until it is replaced"
-            assert sum(piece.rows for piece in merging.pieces) == sum(map(sum, merging.places))
+            assert sum(merging.passed) == sum(map(sum, merging.places))
+            assert all(piece.rows <= rows for piece, rows in zip(merging.pieces, merging.passed, strict=True))
 
     def to_state(self) -> list[dict[str, Any]]:
         """For a snapshot."""
@@ -176,6 +220,7 @@ class Upkeep:
                 "chains": [[run.name for run in chain] for chain in each.chains],
                 "places": each.places,
                 "pieces": [piece.name for piece in each.pieces],
+                "passed": each.passed,
             }
             for each in self._under_way
         ]
@@ -187,4 +232,6 @@ class Upkeep:
             there = {entry.run.name: entry.run for entry in self._debts.runs[side]}
             chains = [tuple(there[name] for name in chain) for chain in told["chains"]]
             pieces = [open_run(side, name) for name in told["pieces"]]
-            self._under_way.append(Merging(side, told["size"], chains, [list(each) for each in told["places"]], pieces))
+            places = [list(each) for each in told["places"]]
+            passed = list(told.get("passed", [piece.rows for piece in pieces]))  # before, nothing was left out
+            self._under_way.append(Merging(side, told["size"], chains, places, pieces, passed))

@@ -11,6 +11,9 @@ brought in first goes; if it has changed, all bits of its run are written first,
 before is of no more use. So whoever goes through all pages in order writes a version for each memory-full of them. A
 snapshot writes a new version of the bits that have changed since the last one, and names it. Runs none of whose rows
 have a partner have no version at all.
+
+A merge may leave rows out that nobody needs. Which these are is noted in bits of their own, a bit for each row that the
+merge passes, in that order: whoever goes through the rows once more is told the same.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Bytes, Int32, Int64, Numbers
-from watersmeet.core.errors import SegmentError
+from watersmeet.core.errors import SegmentError, SpillError
 from watersmeet.kernels import matched as kernels
 from watersmeet.records.addressed import groups
 from watersmeet.runs.sorted_run import MergedRows, SortedRun
@@ -54,6 +57,15 @@ class _Bits:
     """What was written of it last; None: nothing, and all bits that are not in memory are zero."""
     buffer: pa.Buffer | None = None
     """That version, once it was opened. There may be more rows now."""
+
+
+def left_out_of(name: str) -> str:
+    """What the bits are called that say which rows are not in a merged run.
+
+    >>> left_out_of("run-0-7")
+    'run-0-7 without'
+    """
+    return f"{name} without"
 
 
 class Filling:
@@ -139,15 +151,28 @@ class MatchedBits:
     def replace(self, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
         """A merged run, in one piece or in several, takes the place of runs: its rows have the bits that they had.
 
-        In which order rows follow is told by their hashes, which are gone through once more.
+        In which order rows follow is told by their hashes, which are gone through once more. Should that fail, nothing
+        has changed.
         """
         some, source = any(self._has_some(run.name) for run in runs), MergedRows(runs)
-        for run in merged:
-            filling = self.begin(run.name, run.rows)
-            for marked in self._carried(source, run.rows) if some else ():
-                filling.add(marked)
-            filling.end()
+        try:
+            for run in merged:
+                self._fill(self.begin(run.name, run.rows), source, run, some)
+        except BaseException:
+            self.forget([run.name for run in merged if run.name in self])
+            raise
         self.forget([run.name for run in runs])
+        self.forget([left_out_of(run.name) for run in merged if left_out_of(run.name) in self])
+
+    def _fill(self, filling: Filling, source: MergedRows, run: SortedRun, some: bool) -> None:
+        """The bits of a merged run, or of a piece of it."""
+        without = left_out_of(run.name)
+        passed, start = self._bits[without].rows if without in self else run.rows, 0
+        for marked in self._carried(source, passed) if some else ():
+            if without in self:
+                marked, start = marked[~self.between(without, start, start + len(marked))], start + len(marked)
+            filling.add(marked)
+        filling.end()
 
     def _has_some(self, name: str) -> bool:
         bits = self._bits[name]
@@ -163,14 +188,17 @@ class MatchedBits:
             most = min(rows, _AT_ONCE)
             count = source.next_sorted(hashes[:most], numbers[:most])
             rows -= count
-            # Of each run these are rows that follow each other.
-            which = numbers[:count] >> 32
-            order = np.argsort(which, kind="stable")
-            marked = np.empty(count, np.bool_)
-            for group in groups(which[order], order):
-                first, last = numbers[group[0]] & 0xFFFFFFFF, numbers[group[-1]] & 0xFFFFFFFF
-                marked[group] = self._between(self._bits[source.names[int(which[group[0]])]], int(first), int(last) + 1)
-            yield marked
+            yield self.marked_of(source.names, numbers[:count])
+
+    def marked_of(self, names: Sequence[str], numbers: Int64) -> Bool:
+        """Which rows have a partner, of runs that are merged: those of each run follow each other."""
+        which = numbers >> 32
+        order = np.argsort(which, kind="stable")
+        marked = np.empty(len(numbers), np.bool_)
+        for group in groups(which[order], order):
+            first, last = numbers[group[0]] & 0xFFFFFFFF, numbers[group[-1]] & 0xFFFFFFFF
+            marked[group] = self.between(names[int(which[group[0]])], int(first), int(last) + 1)
+        return marked
 
     def forget(self, names: Iterable[str]) -> None:
         """Runs are gone."""
@@ -189,11 +217,21 @@ class MatchedBits:
         """
         return self._visit(names, rows, setting=True)
 
+    def mark_some(self, names: Sequence[str], rows: Numbers) -> Bool:
+        """The same; but if the disk cannot take a page, after some rows, these are all that is told of."""
+        return self._visit(names, rows, setting=True, some=True)
+
     def unmarked(self, names: Sequence[str], rows: Numbers) -> Bool:
         """Which rows of runs have no partner yet."""
         return self._visit(names, rows, setting=False)
 
-    def _visit(self, names: Sequence[str], rows: Numbers, setting: bool) -> Bool:
+    def marked(self, name: str) -> int:
+        """How many rows of a run have a partner."""
+        bits = self._bits[name]
+        pages = range(len(bits.slots)) if self._has_some(name) else ()
+        return sum(int(np.unpackbits(self._page(bits, page)).sum()) for page in pages)
+
+    def _visit(self, names: Sequence[str], rows: Numbers, setting: bool, some: bool = False) -> Bool:
         fresh = np.empty(len(rows), np.bool_)
         firsts = np.zeros(len(names), np.int64)
         np.cumsum([len(self._bits[name].slots) for name in names[:-1]], out=firsts[1:])
@@ -206,7 +244,12 @@ class MatchedBits:
             if done == len(rows):
                 return fresh
             missing = int(rows[done])
-            self._bring(names[missing >> 32], (missing & 0xFFFFFFFF) >> self._shift)
+            try:
+                self._bring(names[missing >> 32], (missing & 0xFFFFFFFF) >> self._shift)
+            except SpillError:
+                if some and done:
+                    return fresh[:done]
+                raise
 
     def unmarked_from(self, name: str, start: int, most: int) -> tuple[Int64, int]:
         """The next rows of a run that have no partner, so many at most, from one on; and from which on to go on.
@@ -221,8 +264,9 @@ class MatchedBits:
         found = np.flatnonzero(marked == 0) + start
         return (found, stop) if len(found) <= most else (found[:most], int(found[most]))
 
-    def _between(self, bits: _Bits, start: int, stop: int) -> Bool:
+    def between(self, name: str, start: int, stop: int) -> Bool:
         """Which rows of a run from one up to another have a partner."""
+        bits = self._bits[name]
         first, last = start >> self._shift, (stop - 1) >> self._shift
         pages = [np.unpackbits(self._page(bits, page), bitorder="little") for page in range(first, last + 1)]
         before = first << self._shift
@@ -304,12 +348,15 @@ class MatchedBits:
 
     # --- snapshots ---
 
-    def save(self) -> dict[str, str | None]:
-        """Write what has changed; returns the version of each run's bits, None where no row has a partner."""
-        for bits in self._bits.values():
+    def save(self, names: Iterable[str] | None = None) -> dict[str, str | None]:
+        """Write what has changed, of all runs or of these; returns the version of each one's bits, None where no row
+        has a partner.
+        """
+        saved = {name: self._bits[name] for name in (self._bits if names is None else names)}
+        for bits in saved.values():
             if self._has_changed(bits):
                 self._write(bits)
-        return {name: bits.version for name, bits in self._bits.items()}
+        return {name: bits.version for name, bits in saved.items()}
 
     def load(self, versions: Mapping[str, str | None], rows: Mapping[str, int]) -> None:
         """Take over what a snapshot says, for runs of so many rows; nothing is read yet."""

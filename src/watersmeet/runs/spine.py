@@ -14,9 +14,11 @@ more, the rows. Neither needs memory that grows with the runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from watersmeet.core.arrays import Bool, Int64, Uint64
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, let_go
 from watersmeet.spill.store import Store
 
@@ -63,7 +65,10 @@ def block_rows_for(nbytes: int, rows: int, page_bytes: int, most: int = 4096) ->
 
 
 class Merge:
-    """Several runs on their way to become one, from the places `start` on and of `most` rows, if not all of them."""
+    """Several runs on their way to become one, from the places `start` on and of `most` rows, if not all of them.
+
+    Should it fail, it leaves nothing, and begins anew when it is asked to go on.
+    """
 
     def __init__(
         self,
@@ -73,42 +78,83 @@ class Merge:
         page_bytes: int,
         start: Sequence[int] | None = None,
         most: int | None = None,
+        left_out: LeftOut | None = None,
     ) -> None:
+        """`left_out` says which rows need not be there any more; one stays in any case."""
+        self.name = name
         self.runs = list(runs)
+        self._store = store
         self._rows = MergedRows(self.runs)
         self._start = [0] * len(self.runs) if start is None else list(start)
         left = self._rows.rows - sum(self._start)
         self.rows = left if most is None else min(left, most)
-        """How many there will be."""
+        """How many are passed."""
         self.nbytes = nbytes = sum(run.nbytes for run in runs)
         self._block_rows = block_rows_for(nbytes, self._rows.rows, page_bytes)
         self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
         self._numbers = np.empty(len(self._hashes), np.int64)
-        self._writer = RunWriter(store, name, self._rows.types, self.rows, self._block_rows)
+        self._writer: RunWriter | None = None
         self._passed = 0
         self._most_mapped = _MAPPED * self._rows.rows // max(1, nbytes)
-        self._steps = self._work()
+        self._left_out = left_out
+        self._steps: Iterator[int] | None = None
         self.merged: SortedRun | None = None
 
     def work(self) -> int:
         """Merge a little; returns how many rows were passed, 0 when all is done and `merged` is there."""
-        return next(self._steps, 0)
+        if self.merged is not None:
+            return 0
+        if self._steps is None:
+            self._steps = self._work()
+        try:
+            return next(self._steps, 0)
+        except BaseException:
+            self.abort()
+            raise
 
     def places(self) -> list[int]:
         """How far each run has been merged."""
         return self._rows.places()
 
     def _work(self) -> Iterator[int]:
+        writer = self._writer = RunWriter(self._store, self.name, self._rows.types, self.rows, self._block_rows)
+        if self._left_out is not None:
+            self._left_out.begin(self.name, self.rows)
+        passed = written = 0
         for count in self._next_rows(len(self._hashes)):
-            self._writer.write_hashes(self._hashes[:count])
+            passed += count
+            hashes = self._hashes[:count]
+            if self._left_out is not None:
+                stay = ~self._left_out.decide(self._rows, hashes, self._numbers[:count])
+                stay[-1] |= passed == self.rows and not written and not stay.any()
+                self._left_out.add(~stay)
+                hashes = hashes[stay]
+            writer.write_hashes(hashes)
+            written += len(hashes)
             self._let_go(count // 8)
             yield count
+        writer.rows = written
+        waiting = self._numbers[:0]
         for count in self._next_rows(self._block_rows):
-            self._rows.check_rows(self._numbers[:count])
-            self._let_go(count)
-            self._writer.write_block(self._rows, self._numbers[:count])
+            numbers = self._numbers[:count]
+            if self._left_out is not None:
+                numbers = np.concatenate([waiting, numbers[~self._left_out.again(count)]])
+                waiting = numbers[self._block_rows :]
+                numbers = numbers[: self._block_rows]
+                if len(numbers) < self._block_rows:
+                    waiting = numbers
+                    yield count
+                    continue
+            self._write_block(writer, numbers)
             yield count
-        self.merged = self._writer.seal()
+        if len(waiting):
+            self._write_block(writer, waiting)
+        self.merged = writer.seal()
+
+    def _write_block(self, writer: RunWriter, numbers: Int64) -> None:
+        self._rows.check_rows(numbers)
+        self._let_go(len(numbers))
+        writer.write_block(self._rows, numbers)
 
     def _next_rows(self, each: int) -> Iterator[int]:
         """All rows in their order, from the first on, so many at a time; tells how many are in the buffers."""
@@ -128,4 +174,33 @@ class Merge:
 
     def abort(self) -> None:
         """Leave nothing of it."""
-        self._writer.abort()
+        self._steps = None
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+        if self._left_out is not None:
+            self._left_out.forget()
+
+
+class LeftOut(Protocol):
+    """Which rows a merge leaves out; asked once of each, and then told again what was answered."""
+
+    def begin(self, name: str, rows: int) -> None:
+        """So many rows are about to be passed on their way into the run of this name."""
+        ...
+
+    def decide(self, rows: MergedRows, hashes: Uint64, numbers: Int64) -> Bool:
+        """Which of some rows need not be there any more."""
+        ...
+
+    def add(self, left_out: Bool) -> None:
+        """Take note of the next rows, whether they are left out."""
+        ...
+
+    def again(self, count: int) -> Bool:
+        """Which of the next so many rows were left out, from the first on."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing of it is needed any more."""
+        ...
