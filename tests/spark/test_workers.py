@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,34 @@ def test_what_a_worker_has_loaded_is_set_aside_after_its_first_task(monkeypatch:
         assert gc.get_freeze_count() > before + 1_000
     finally:
         gc.unfreeze()
+
+
+_CLEAN = """
+from pyspark.sql import SparkSession
+from watersmeet import spark as wms
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False).getOrCreate()
+wms.register(spark)
+options = {"rows": 100, "keys": 10, "seed": 1, "columns": "id, line, amount, note"}
+assert spark.read.format("watersmeet").options(**options).load().count() == 100
+query = spark.readStream.format("watersmeet").options(**options).load().writeStream.format("memory").queryName("rows")
+query.trigger(availableNow=True).start().awaitTermination()
+assert spark.table("rows").count() == 100
+"""
+
+
+def test_the_data_source_runs_with_this_python_where_nobody_has_named_one(java: None, tmp_path: Path) -> None:
+    # The Python of the path has no Watersmeet, as that of most machines; it says so if it is asked.
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho the wrong Python was asked >&2\nexit 1\n")
+    other.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
+    environment |= {"PATH": f"{other.parent}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    command = [sys.executable, "-W", "ignore", "-c", _CLEAN]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _session(master: str, python: str | None = None) -> Any:

@@ -17,6 +17,7 @@ from watersmeet.memory import parse_memory
 from watersmeet.relation.changes import StoredRelation, with_surrogate, without_surrogate
 from watersmeet.relation.relation import THETA, Design, RelationReader, published
 from watersmeet.sources import as_source, source
+from watersmeet.sources.base import Source
 from watersmeet.spill.file_store import FileStore, spill_error
 from watersmeet.spill.pins import FilePins
 
@@ -178,11 +179,14 @@ def _whole(data: object, schema: pa.Schema, name: str) -> pa.RecordBatch:
     """All rows of a source as one batch of this schema."""
     if isinstance(data, list | tuple) and not data:
         data = schema.empty_table()
-    rows = source(data, name=name, schema=schema)
+    given = as_source(data, name) if isinstance(data, Source) else None  # such as a query: its batches are made to fit
+    rows = source(data if given is None else given.batches(), name=name, schema=schema)
     try:
         table = pa.Table.from_batches(list(rows.batches()), schema).combine_chunks()
     finally:
         rows.close()
+        if given is not None:
+            given.close()
     batches = table.to_batches()
     if batches:
         return batches[0]

@@ -273,15 +273,17 @@ def test_rows_out_of_a_database(driver: str, tmp_path: Path) -> None:
             wm.query(connection, "SELECT * FROM customers WHERE id < ?", (1_500,)), on="id", path=tmp_path / "r"
         )
         cursor = connection.cursor()
-        cursor.execute("SELECT id, name, score FROM customers WHERE id >= 1500")
+        cursor.execute("SELECT id, name, score FROM customers WHERE id >= 1500 AND id < 1800")
         relation.upsert(cursor)
+        relation.upsert(wm.query(connection, "SELECT score, name, id FROM customers WHERE id >= 1700"))
+        relation.delete(wm.query(connection, "SELECT id FROM customers WHERE id < 10"))
         with pytest.raises(wm.SourceError, match="the query cannot be run"):
             wm.query(connection, "SELECT * FROM nothing")
     finally:
         connection.close()
     assert relation.schema.names == ["id", "name", "score"]
     table = relation.table().sort_by("id")
-    assert table["id"].to_pylist() == list(range(2_000)) and table["name"][1_999].as_py() == "c1999"
+    assert table["id"].to_pylist() == list(range(10, 2_000)) and table["name"][1_989].as_py() == "c1999"
 
 
 def test_rows_out_of_a_file(tmp_path: Path) -> None:

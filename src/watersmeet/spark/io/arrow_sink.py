@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
+from watersmeet.spark.task.worker import use_own_python
+
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 except ImportError:  # before Spark 4.1
@@ -101,4 +103,5 @@ def read_listed(path: Path) -> Iterator[pa.RecordBatch]:
 
 def register_sink(spark: Any) -> None:
     """Let a session write `format("watersmeet-arrow")`."""
+    use_own_python(spark)
     spark.dataSource.register(ArrowDirectory)

@@ -46,6 +46,7 @@ from watersmeet.sources.numbered_rows import NumberedRows, Part
 from watersmeet.sources.pace import ENDLESS
 from watersmeet.spark.io.source_options import TEXT_ROWS_PER_BATCH, SourceOptions
 from watersmeet.spark.plan.types import arrow_schema, spark_schema
+from watersmeet.spark.task.worker import use_own_python
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -67,6 +68,7 @@ def register(spark: SparkSession) -> None:
         raise SpecError(
             "the watersmeet data source needs PySpark 4.2 or later; read the files with Spark's own readers"
         )
+    use_own_python(spark)  # Spark remembers the Python that is to run a source when it is registered
     spark.dataSource.register(ReplayedTable)
 
 
