@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from watersmeet.core.promises import among as among
     from watersmeet.core.promises import between as between
     from watersmeet.core.spec import band as band
+    from watersmeet.core.spec import near as near
     from watersmeet.core.windows import age as age
     from watersmeet.core.windows import landmark as landmark
     from watersmeet.core.windows import rows as rows
@@ -75,6 +76,7 @@ _HOMES = {
     "landmark": "watersmeet.core.windows",
     "lookup_join": "watersmeet.api.lookup_join",
     "multijoin": "watersmeet.api.multijoin",
+    "near": "watersmeet.core.spec",
     "query": "watersmeet.sources.databases",
     "rows": "watersmeet.core.windows",
     "shared_lookup_join": "watersmeet.api.shared_lookup_join",
@@ -112,6 +114,7 @@ __all__ = [
     "landmark",
     "lookup_join",
     "multijoin",
+    "near",
     "query",
     "rows",
     "shared_lookup_join",

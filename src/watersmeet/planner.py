@@ -78,12 +78,12 @@ ALGORITHMS: Mapping[str, type[Operator]] = Registry({
 def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[Operator], str]:
     """The class of the operator for a spec, and why it is that one.
 
-    `auto` is `confluence`, our own, for equalities and for bands: it joins in memory as long as everything fits, and
-    what does not fit is met again while rows still arrive. Without a band, where an input promises something of its
-    keys, or has punctuations, it is `metadata_mjoin`.
+    `auto` is `confluence`, our own, for equalities, bands and points: it joins in memory as long as everything fits,
+    and what does not fit is met again while rows still arrive. With equalities alone, where an input promises something
+    of its keys, or has punctuations, it is `metadata_mjoin`.
     """
     reason = "asked for by name"
-    if algorithm == "auto" and spec.kind.is_inner and spec.band is None and _promising(spec):
+    if algorithm == "auto" and spec.kind.is_inner and not spec.asks_for_close and _promising(spec):
         algorithm, reason = "metadata_mjoin", "what the inputs promise lets it forget rows that find no more partners"
     elif algorithm == "auto":
         algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"
@@ -124,11 +124,11 @@ def build_for_threads(
 ) -> Operator | Sharded:
     """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
 
-    Only `confluence` has shards, and values that are close may have any hashes: a band is joined in one. See `choose`,
+    Only `confluence` has shards, and values that are close may have any hashes: they are joined in one. See `choose`,
     and `joins.sharded` for inputs that stay in memory anyway: their rows are not copied.
     """
     chosen, reason = choose(spec, algorithm)
-    shards = min(threads, memory // _SHARD_MEMORY) if chosen.name == "confluence" and spec.band is None else 1
+    shards = min(threads, memory // _SHARD_MEMORY) if chosen.name == "confluence" and not spec.asks_for_close else 1
     if shards < 2:
         return build(spec, memory, store, algorithm, **options)
     from watersmeet.joins.sharded import Sharded

@@ -71,6 +71,14 @@ def test_join_within_a_band(here: Path) -> None:
     assert {abs(i - k) for i, k in zip(found["id"].to_pylist(), found["key"].to_pylist(), strict=True)} == {0, 1}
 
 
+def test_join_of_points_that_are_near(here: Path) -> None:
+    points = pa.table({"x": [0, 0, 10], "y": [0.0, 1.0, 0.0]})
+    pq.write_table(points, "points.parquet")
+    words = ["join", "points.parquet", "points.parquet", "--near", "x,y = y:1", "--quiet", "-o", "out.csv"]
+    assert cli.run(words) == 0
+    assert pyarrow.csv.read_csv("out.csv").num_rows == 5
+
+
 def test_join_on_two_columns_of_other_names(here: Path) -> None:
     on = ["--on", "id=key", "--on", "name = name"]
     assert cli.run(["join", "a.parquet", "b.csv", *on, "--quiet", "-o", "out.csv"]) == 0
@@ -162,6 +170,10 @@ def changed(**change: str) -> list[str]:
         (["join", "a.parquet"], 2, "the following arguments are required: RIGHT"),
         (["join", "a.parquet", "b.csv"], 2, "the join needs a condition: --on COLUMN, --band COLUMN:WIDTH"),
         ([*JOIN, "--band", "id"], 2, "--band 'id' is not understood; write COLUMN:WIDTH"),
+        ([*JOIN, "--near", "id"], 2, "--near 'id' is not understood; write COLUMNS:RADIUS"),
+        ([*JOIN, "--near", "id:1"], 2, "near is of two or three dimensions, not of 1 columns"),
+        ([*JOIN, "--near", "id,name:5s"], 2, "the radius of near must be a number, not"),
+        ([*JOIN, "--near", "id,name:5"], 2, "near takes columns of numbers, and these are id int64, name string"),
         ([*JOIN, "--band", "id:wide"], 2, "width 'wide' is not understood"),
         ([*JOIN, "--band", "id:5s"], 2, "column 'id' of a.parquet (int64) cannot be within"),
         ([*JOIN, "--band", "id:1", "--algorithm", "xjoin"], 2, "xjoin joins on equal values only"),

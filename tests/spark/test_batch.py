@@ -10,7 +10,7 @@ from pyspark.sql import functions as fn
 
 from spark.frames import KEYS, own_join, random_frames, rows_of
 from watersmeet.core.errors import BudgetError, SpecError
-from watersmeet.core.spec import Band
+from watersmeet.core.spec import Band, Near
 from watersmeet.planner import ALGORITHMS
 from watersmeet.spark import join, with_events
 
@@ -82,6 +82,20 @@ def test_a_band_joins_batch_frames_and_signs_in_them_are_left_out(spark: Any) ->
         found = join(left, right, on=on, memory="1 MiB").selectExpr("x", "y")
         plain = left.where("watersmeet_event is null").alias("left")
         expected = plain.join(right.alias("right"), on=fn.expr(condition)).selectExpr("x", "y")
+        assert rows_of(found) == rows_of(expected)
+        assert rows_of(found).total() > 100
+
+
+def test_points_that_are_near_join_batch_frames(spark: Any) -> None:
+    left = spark.range(0, 400).selectExpr("id % 3 as g", "id % 20 as x", "id / 20 as y")
+    right = spark.range(0, 300).selectExpr("id % 3 as g", "id % 17 + 0.25 as u", "cast(id / 17 as decimal(9, 3)) as v")
+    apart = "pow(x - cast(u as double), 2) + pow(y - cast(v as double), 2) <= 4.1 * 4.1"
+    for on, condition in (
+        ([Near(("x", "y"), ("u", "v"), 4.1)], apart),
+        (["g", Near(("x", "y"), ("u", "v"), 4.1)], f"{apart} and left.g = right.g"),
+    ):
+        found = join(left, right, on=on, memory="1 MiB").selectExpr("x", "y", "u", "v")
+        expected = left.alias("left").join(right.alias("right"), on=fn.expr(condition)).selectExpr("x", "y", "u", "v")
         assert rows_of(found) == rows_of(expected)
         assert rows_of(found).total() > 100
 

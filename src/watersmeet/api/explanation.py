@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from watersmeet.core import html
-from watersmeet.core.spec import Band, Equal
+from watersmeet.core.spec import Band, Equal, Near
 from watersmeet.drivers.live import queue_bytes
 from watersmeet.memory import format_bytes
 
@@ -120,11 +120,15 @@ def conditions(on: object) -> tuple[str, ...]:
 
     >>> conditions(["id", Band("price", "bid", 0.05)]), conditions(Equal("id", "order"))
     (('id', '|price - bid| <= 0.05'), ('id = order',))
+    >>> conditions(Near(("x", "y"), ("east", "north"), 3))
+    ('|(x, y) - (east, north)| <= 3',)
     """
     if on is None:
         return ()
     if isinstance(on, Band):
         return (f"|{on.left} - {on.right}| <= {on.width}",)
+    if isinstance(on, Near):
+        return (f"|({', '.join(on.left)}) - ({', '.join(on.right)})| <= {on.radius}",)
     if isinstance(on, Equal):
         return (on.left if on.left == on.right else f"{on.left} = {on.right}",)
     if isinstance(on, Mapping):

@@ -65,8 +65,8 @@ def join(
     frame, or an iterator of batches or of dicts. What does not fit into `memory` is spilled to a private directory
     under `spill` (the system's temporary directory unless given), which is gone when the join is over.
 
-    :param on: a column of both inputs, `"left_column = right_column"`, a band such as `wm.band("price", 0.05)`, or a
-        list of these with one band at most.
+    :param on: a column of both inputs, `"left_column = right_column"`, a band such as `wm.band("price", 0.05)`, points
+        that are near each other such as `wm.near(["x", "y"], 0.5)`, or a list of these with one band or near at most.
     :param how: `"inner"`; `"left"`, `"right"` or `"full"`, whose rows without a partner come, too, with NULLs beside
         them, as soon as the other input has ended; `"semi"`, left rows that have a partner, each at the first one;
         or `"anti"`, left rows that have none.

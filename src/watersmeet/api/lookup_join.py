@@ -240,7 +240,7 @@ class Target:
         found = parse_on(on) if on is not None else ()
         conditions = tuple(each for each in found if isinstance(each, Equal))
         if len(conditions) != len(found):
-            raise SpecError("a look-up is on equal keys; bands are joined by wm.join")
+            raise SpecError("a look-up is on equal keys; bands and points are joined by wm.join")
         return conditions
 
     def laid_out(self, stores: PlacedStores) -> Relation:

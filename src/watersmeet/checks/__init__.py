@@ -10,7 +10,7 @@ On the command line: ``python -m watersmeet.checks package.module:Class --cases 
 
 from __future__ import annotations
 
-from watersmeet.checks.cases import Case, Move, make_case, make_kind_case
+from watersmeet.checks.cases import Case, Move, make_case, make_kind_case, make_near_case
 from watersmeet.checks.conformance import (
     Summary,
     check_determinism,
@@ -41,6 +41,7 @@ __all__ = [
     "make_case",
     "make_kind_case",
     "make_multi_case",
+    "make_near_case",
     "make_promised_case",
     "run_case",
     "run_promised",

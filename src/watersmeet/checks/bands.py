@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -113,3 +115,94 @@ def _unsigned(rng: Rng, size: int) -> Made:
     numbers = [(1 << 63) - size // 2 + i for i in range(size)]
     made = pa.array(numbers, pa.uint64())
     return (made, made), (pa.uint64(), pa.uint64())
+
+
+_FLOATS = [pa.float64(), pa.float64(), pa.float32(), pa.float16()]
+_WHOLE = [pa.int64(), pa.int32(), pa.int16(), pa.uint32(), pa.uint64()]
+_SCALED = [pa.decimal128(20, 5), pa.decimal128(38, 10), pa.decimal256(50, 3), pa.decimal64(16, 4)]
+POINT_KINDS = ("floats", "numbers", "decimals", "whole numbers", "far away", "tiny or huge", "nothing")
+"""The names of all kinds of columns that points are made of."""
+
+
+@dataclass(frozen=True)
+class PointColumns:
+    """The columns of points, one for each dimension, and how near they must be."""
+
+    columns: tuple[KeyColumns, ...]
+    radius: int | float | Decimal
+
+
+def random_points(rng: Rng, apart: int) -> PointColumns:
+    """Points on a grid, of which about one in `apart` is near a given one, or some more."""
+    kind = POINT_KINDS[int(rng.choice(len(POINT_KINDS), p=[0.3, 0.2, 0.15, 0.14, 0.1, 0.1, 0.01]))]
+    dimensions = 2 if rng.random() < 0.6 else 3
+    steps = float(rng.choice([0, 1, 1.5, 2, 3, 5], p=[0.1, 0.2, 0.2, 0.2, 0.2, 0.1]))
+    # Squares, or cubes, of the grid that are near; 5 steps are just 3 in one direction and 4 in the other.
+    near = max(1.0, [3.2, 4.2][dimensions - 2] * steps**dimensions)
+    size = int(max(2, min(400, round((near * apart) ** (1 / dimensions)))))
+    step: Any = Fraction(1)
+    if kind in ("floats", "numbers"):
+        step = Fraction(float(rng.choice([1.0, 0.1, 0.25, 3.0])))
+    elif kind == "decimals":
+        step = Fraction(1, int(rng.choice([1, 10, 1000])))
+    elif kind == "tiny or huge":
+        step = Fraction(float(rng.choice([5e-324, 1e-310, 1e-200, 1e200, 1e290])))
+    columns = tuple(_coordinates(rng, kind, size, step) for _ in range(dimensions))
+    return PointColumns(columns, _radius(rng, kind, Fraction(steps) * step))
+
+
+def _coordinates(rng: Rng, kind: str, size: int, step: Fraction) -> KeyColumns:
+    """One dimension of a grid: for each side a column of its values, and some others where a type has such."""
+    choices = {
+        "floats": _FLOATS,
+        "numbers": [*_FLOATS, *_WHOLE, *_SCALED],
+        "decimals": [*_SCALED, *_WHOLE],
+        "whole numbers": _WHOLE,
+        "far away": [pa.int64(), pa.uint64(), pa.decimal128(38, 10)],
+        "tiny or huge": [pa.float64()],
+        "nothing": [pa.null(), pa.float64()],
+    }[kind]
+    types = [choices[int(rng.integers(len(choices)))] for _ in range(2)]
+    first = int(rng.choice([0, 0, -size // 2, -3 * size, 10 * size])) if kind != "far away" else _far(rng, types, size)
+    if any(pa.types.is_unsigned_integer(each) for each in types):
+        first = abs(first)
+    numbers = [(first + i) * step for i in range(size)]
+    values = [_numbers_of(rng, numbers, each) for each in types]
+    wrapped = [perhaps_wrapped(rng, values[side], types[side]) for side in (0, 1)]
+    return KeyColumns(kind, (values[0], values[1]), (wrapped[0], wrapped[1]))
+
+
+def _far(rng: Rng, types: Sequence[pa.DataType], size: int) -> int:
+    """Where the last of 64 bits are used, or more than there are."""
+    if all(pa.types.is_decimal(each) for each in types):
+        return int(rng.choice([10**6, -(10**6)])) * 10**20
+    if pa.int64() in types and pa.uint64() not in types:
+        return int(rng.choice([-(1 << 63), (1 << 63) - 400]))
+    return (1 << 63) - (400 if pa.int64() in types else size // 2)
+
+
+def _numbers_of(rng: Rng, numbers: Sequence[Fraction], kind: pa.DataType) -> pa.Array:
+    """Numbers as a type has them, the nearest that it has."""
+    if pa.types.is_null(kind):
+        return pa.nulls(len(numbers))
+    if pa.types.is_floating(kind):
+        found = np.array([float(number) for number in numbers])
+        odd = rng.random(len(found)) < (0.04 if rng.random() < 0.5 else 0)
+        found[odd] = rng.choice([np.inf, -np.inf, np.nan, -0.0, 60_000.0], int(odd.sum()))
+        return pa.array(found.astype(kind.to_pandas_dtype()))
+    if pa.types.is_decimal(kind):
+        context = Context(prec=80)
+        exact = [context.divide(Decimal(number.numerator), Decimal(number.denominator)) for number in numbers]
+        return pa.array([context.quantize(each, Decimal(1).scaleb(-kind.scale)) for each in exact], kind)
+    low, high = int(np.iinfo(kind.to_pandas_dtype()).min), int(np.iinfo(kind.to_pandas_dtype()).max)
+    return pa.array([min(high, max(low, math.floor(number))) for number in numbers], kind)
+
+
+def _radius(rng: Rng, kind: str, exact: Fraction) -> int | float | Decimal:
+    """A radius, or the next double, as any of the types that say it."""
+    if kind in ("floats", "numbers", "tiny or huge"):
+        radius = float(exact)
+        return radius if rng.random() < 0.7 else abs(float(np.nextafter(radius, float(rng.choice([0.0, 1.0])))))
+    if exact.denominator == 1 and rng.random() < 0.5:
+        return int(exact)
+    return float(exact) if rng.random() < 0.5 else Decimal(exact.numerator) / Decimal(exact.denominator)

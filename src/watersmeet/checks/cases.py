@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.checks.bands import BandColumns, random_band
+from watersmeet.checks.bands import BandColumns, PointColumns, random_band, random_points
 from watersmeet.checks.keys import KeyColumns, encoded, random_key
 from watersmeet.checks.oracle.kinds import Result, results_of
 from watersmeet.checks.oracle.nested_loops import reference_pairs
@@ -22,7 +22,7 @@ from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall
-from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Output
+from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Near, Output
 from watersmeet.memory import format_bytes
 
 Rng: TypeAlias = np.random.Generator
@@ -100,11 +100,7 @@ class Case:
         return self.right if side else self.left
 
     def __str__(self) -> str:
-        on = ", ".join(
-            f"{each.left} {self.spec.left.field(each.left).type} = {each.right} "
-            f"{self.spec.right.field(each.right).type}" + (f" within {each.width!r}" if isinstance(each, Band) else "")
-            for each in self.spec.on
-        )
+        on = ", ".join(map(self._told, self.spec.on))
         payload = " x ".join(
             "(" + ", ".join(str(field.type) for field in self.spec.input(side)) + ")" for side in (0, 1)
         )
@@ -115,6 +111,15 @@ class Case:
             f"{format_bytes(self.memory)} (least {format_bytes(self.least)}), fuel {list(self.fuel)}, "
             f"restores after steps {list(self.restores)}\n  moves {' '.join(map(str, self.moves))}"
         )
+
+    def _told(self, condition: Condition) -> str:
+        """A condition with the types of its columns."""
+        if isinstance(condition, Near):
+            types = [self.spec.input(side).field(name).type for side in (0, 1) for name in condition.columns(side)]
+            return f"{condition!r} of {', '.join(map(str, types))}"
+        left, right = self.spec.left.field(condition.left).type, self.spec.right.field(condition.right).type
+        width = f" within {condition.width!r}" if isinstance(condition, Band) else ""
+        return f"{condition.left} {left} = {condition.right} {right}{width}"
 
 
 def make_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
@@ -137,21 +142,40 @@ def make_kind_case(seed: int, operator_class: type[Any], **options: Any) -> Case
     return _make_case(seed, operator_class, [kind for kind in operator_class.kinds if kind != "inner"], options)
 
 
-def _make_case(seed: int, operator_class: type[Any], kinds: Sequence[str], options: dict[str, Any]) -> Case:
+def make_near_case(seed: int, operator_class: type[Any], **options: Any) -> Case:
+    """The same, of points that are near each other, alone or beside equalities; of any kind, most of them inner.
+
+    >>> from watersmeet.joins.confluence import Confluence
+    >>> sorted({len(make_near_case(seed, Confluence).spec.near.left) for seed in range(9)})
+    [2, 3]
+    """
+    others = [kind for kind in operator_class.kinds if kind != "inner"]
+    return _make_case(seed, operator_class, ["inner"] * 5 + others, options, points=True)
+
+
+def _make_case(
+    seed: int, operator_class: type[Any], kinds: Sequence[str], options: dict[str, Any], points: bool = False
+) -> Case:
     rng = np.random.default_rng([seed, 0x3A7E])
     keys, rows, positions = _keys_and_rows(rng)
     pairs = _count_pairs(positions)
-    band = None
-    if getattr(operator_class, "joins_ranges", False):
+    band: BandColumns | PointColumns | None = None
+    if points:
+        band, keys, positions, pairs = _with_points(seed, keys, positions, pairs)
+    elif getattr(operator_class, "joins_ranges", False):
         band, keys, positions, pairs = _perhaps_with_band(seed, keys, positions, pairs)
-        rows = [len(at) for at in positions]
+    rows = [len(at) for at in positions]
     columns = [_narrow_columns(rng, keys, side, positions[side]) for side in (0, 1)]
     wide = [_pick(rng, WIDE_TYPES) if rng.random() < 0.92 else None for _ in range(2)]
     names = _names(rng, keys, columns)
     schemas = [_schema(rng, names[side], columns[side], wide[side]) for side in (0, 1)]
     on: tuple[Condition, ...] = tuple(Equal(names[0][k], names[1][k]) for k in range(len(keys)))
-    if band is not None:
-        on = (*on[:-1], Band(on[-1].left, on[-1].right, band.width))
+    if isinstance(band, BandColumns):
+        on = (*on[:-1], Band(names[0][len(keys) - 1], names[1][len(keys) - 1], band.width))
+    elif band is not None:
+        first = len(keys) - len(band.columns)
+        left, right = (tuple(names[side][first : len(keys)]) for side in (0, 1))
+        on = (*on[:first], Near(left, right, band.radius))
     output = _pick(rng, [Output.ROWS] * 18 + [Output.PAIRS, Output.COUNTS])
     suffixes = _pick(rng, [("", "_right"), ("_l", "_r")])
     spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=suffixes)
@@ -173,8 +197,11 @@ def _make_case(seed: int, operator_class: type[Any], kinds: Sequence[str], optio
         memory = least + PLENTY
     moves = random_moves(rng, tables[0], tables[1], memory)
     restores = tuple(sorted(rng.integers(0, 3 * len(moves), 2).tolist())) if rng.random() < 0.12 else ()
-    kinds = tuple(key.kind for key in keys[: len(keys) - (band is not None)])
-    kinds += () if band is None else (f"band of {band.columns.kind}",)
+    kinds = tuple(key.kind for key in keys[: len(spec.equalities)])
+    if isinstance(band, BandColumns):
+        kinds += (f"band of {band.columns.kind}",)
+    elif band is not None:
+        kinds += tuple(f"{len(band.columns)} dimensions of {key.kind}" for key in band.columns)
     return Case(seed, spec, tables[0], tables[1], moves, random_fuel(rng), memory, least, restores, kinds, parts=parts)
 
 
@@ -206,6 +233,23 @@ def _perhaps_with_band(
     distinct = int(np.prod([len(key.values[0]) for key in keys]))
     together = [each + distinct * also for each, also in zip(positions, at, strict=True)]
     return band, [*keys, band.columns], together, pairs
+
+
+def _with_points(
+    seed: int, keys: list[KeyColumns], positions: list[np.ndarray], pairs: int
+) -> tuple[PointColumns, list[KeyColumns], list[np.ndarray], int]:
+    """Points, which are then the last of the keys: beside the equalities, or alone."""
+    rng = np.random.default_rng([seed, 0x9EA2])
+    beside = rng.random() < 0.3
+    product = len(positions[0]) * len(positions[1])
+    points = random_points(rng, 12 if beside else max(1, product // int(rng.choice([60, 150, 400]))))
+    sizes = [len(each.values[0]) for each in points.columns]
+    at = [rng.integers(0, int(np.prod(sizes)), len(each)) for each in positions]
+    if not beside:
+        return points, [*points.columns], at, min(3_000, product // 60)
+    distinct = int(np.prod([len(key.values[0]) for key in keys]))
+    together = [each + distinct * also for each, also in zip(positions, at, strict=True)]
+    return points, [*keys, *points.columns], together, pairs
 
 
 def _pick(rng: Rng, items: Any) -> Any:

@@ -141,12 +141,18 @@ def _distinctly_named(case: Case) -> JoinSpec:
     left, right = (
         pa.schema([field.with_name(f"{'lr'[side]}_{field.name}") for field in spec.input(side)]) for side in (0, 1)
     )
-    on = tuple(replace(each, left=f"l_{each.left}", right=f"r_{each.right}") for each in spec.on)
+    on = tuple(replace(each, left=_prefixed("l", each.left), right=_prefixed("r", each.right)) for each in spec.on)
     return replace(spec, left=left, right=right, on=on, output=Output.ROWS)
 
 
+def _prefixed(side: str, names: Any) -> Any:
+    """A column's name, or those of several."""
+    return f"{side}_{names}" if isinstance(names, str) else tuple(f"{side}_{name}" for name in names)
+
+
 def _swapped(spec: JoinSpec) -> JoinSpec:
-    on = tuple(replace(each, left=each.right, right=each.left) for each in spec.on)
+    conditions: tuple[Any, ...] = spec.on
+    on = tuple(replace(each, left=each.right, right=each.left) for each in conditions)
     how = {"left": "right", "right": "left"}.get(spec.how, spec.how)
     return replace(spec, left=spec.right, right=spec.left, on=on, how=how)
 

@@ -22,7 +22,7 @@ from watersmeet.cli.stopping import SIGNALLED, Stopped, stop_behind
 if TYPE_CHECKING:
     from watersmeet.api.result import Result
     from watersmeet.cli.on_spark import SparkFileJoin
-    from watersmeet.core.spec import Band
+    from watersmeet.core.spec import Band, Near
 
 USAGE_ERROR = 2
 FAILURE = 1
@@ -71,6 +71,11 @@ def add_join_parser(commands: Any) -> Parser:
         description="Join two files (Parquet, CSV, NDJSON, Arrow IPC; globs in quotes) within a given memory.",
     )
     _add_inputs(parser)
+    parser.add_argument(
+        "--near",
+        metavar="COLUMNS:RADIUS",
+        help="two or three columns, or LEFT=RIGHT each, of points that are so far apart at most (x,y:0.5)",
+    )
     parser.add_argument("--how", metavar="KIND", default="inner", help=_HOW)
     parser.add_argument("--delay", metavar="SPAN", help="how long a pair may wait, such as 1s (default: no bound)")
     parser.add_argument("--threads", type=int, metavar="N", help="how many work at the join (default: one)")
@@ -357,11 +362,13 @@ def run_asof_join(args: argparse.Namespace) -> int:
     return 0
 
 
-def _conditions(args: argparse.Namespace) -> list[str | Band]:
+def _conditions(args: argparse.Namespace) -> list[str | Band | Near]:
     """What two files are joined on."""
     from watersmeet.core.errors import SpecError
 
     on = [*args.on, *([] if args.band is None else [_band(args.band)])]
+    if getattr(args, "near", None) is not None:
+        on.append(_near(args.near))
     if not on:
         raise SpecError("the join needs a condition: --on COLUMN, --band COLUMN:WIDTH, or both")
     return on
@@ -452,6 +459,17 @@ def _band(text: str) -> Band:
     if not colon:
         raise SpecError(f"--band {text!r} is not understood; write COLUMN:WIDTH, such as price:0.05 or ts:90s")
     return band(column, parse_width(width))
+
+
+def _near(text: str) -> Near:
+    from watersmeet.core.bands import parse_width
+    from watersmeet.core.errors import SpecError
+    from watersmeet.core.spec import near
+
+    columns, colon, radius = text.rpartition(":")
+    if not colon:
+        raise SpecError(f"--near {text!r} is not understood; write COLUMNS:RADIUS, such as x,y:0.5")
+    return near(columns.split(","), parse_width(radius))  # type: ignore[arg-type]  # a time is refused
 
 
 def run(argv: Sequence[str] | None = None) -> int:

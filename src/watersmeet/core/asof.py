@@ -109,6 +109,8 @@ class AsofSpec(JoinSpec):
             raise SpecError(f"how={self.how!r} is not a kind of as-of join; write 'inner' or 'left'")
         if any(isinstance(condition, Band) for condition in self.on):
             raise SpecError("an as-of join takes no band; tolerance= bounds how far apart the times may be")
+        if self.near is not None:
+            raise SpecError("an as-of join is on equal values; points that are near each other are joined by wm.join")
         if self.on:
             JoinSpec(self.left, self.right, self.on, suffixes=self.suffixes, names=self.names)
         _ = self.form, self.tolerance, self.latenesses, self.schema

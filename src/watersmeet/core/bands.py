@@ -12,15 +12,22 @@ a float with any number                         both as doubles: `abs(l - r) <= 
 
 A width written as a float beside exact numbers means the number as it is written: 0.05 is five hundredths. With doubles
 `inf - inf` is NaN, so infinities are not close to each other. Times of day do not wrap around at midnight.
+
+Points are near each other if their distance, the root of the sum of the squares of all differences, is at most the
+radius. Integers and decimals are compared exactly, in units of the largest scale of all columns. If one of the columns
+has floats, all numbers and the radius are taken as doubles, and of these doubles the distance is exact, too: no
+difference, square or sum is rounded. NULL, NaN and infinities are near nothing.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -88,6 +95,48 @@ def common_band_form(left: pa.DataType, right: pa.DataType, width: Width) -> Ban
     return BandForm(nanoseconds(width) // unit, factors, outgrows_word=outgrows)
 
 
+@dataclass(frozen=True, slots=True)
+class NearForm:
+    """The common form of the columns that points are made of.
+
+    >>> form = common_near_form([(pa.int8(), pa.int8()), (pa.decimal128(5, 1), pa.int8())], 0.55)
+    >>> form.square, [each.factors for each in form.dimensions]
+    (30, [(10, 10), (1, 10)])
+    """
+
+    dimensions: tuple[BandForm, ...]
+    """Of each dimension: points that are near each other are within this band."""
+    square: int = 0
+    """Of exact numbers: the largest square of a distance in units that is near."""
+
+    @property
+    def radius(self) -> int | float:
+        """In units, rounded down; a double where distances are of doubles."""
+        return self.dimensions[0].width
+
+    @property
+    def in_doubles(self) -> bool:
+        """Whether distances are of doubles."""
+        return self.dimensions[0].in_doubles
+
+
+def common_near_form(
+    types_: Sequence[tuple[pa.DataType, pa.DataType]], radius: int | float | Decimal
+) -> NearForm | None:
+    """The form in which points are compared, or None if a column has no numbers."""
+    pairs = [(plain_type(left)[0], plain_type(right)[0]) for left, right in types_]
+    if not all(_is_number(each) or types.is_null(each) for pair in pairs for each in pair):
+        return None
+    if any(types.is_null(each) for pair in pairs for each in pair):
+        return NearForm((BandForm(0, nothing=True),) * len(pairs))
+    if any(types.is_floating(each) for pair in pairs for each in pair):
+        return NearForm((BandForm(float(radius), in_doubles=True),) * len(pairs))
+    scale = max(_scale(each) for pair in pairs for each in pair)
+    written = Fraction(Decimal(repr(radius)) if isinstance(radius, float) else radius)
+    square = math.floor((written * Fraction(10) ** scale) ** 2)
+    return NearForm(tuple(_exact_form(left, right, scale, math.isqrt(square)) for left, right in pairs), square)
+
+
 def parse_width(text: str) -> Width:
     """A width from words: a number, or a number and a unit of time.
 
@@ -114,9 +163,13 @@ def _numbers(left: pa.DataType, right: pa.DataType, width: int | float | Decimal
     if types.is_floating(left) or types.is_floating(right):
         return BandForm(_as_double(width), in_doubles=True)
     scale = max(_scale(left), _scale(right))
+    return _exact_form(left, right, scale, _in_units(width, scale))
+
+
+def _exact_form(left: pa.DataType, right: pa.DataType, scale: int, units: int) -> BandForm:
+    """A band of so many units of 10 to the power of minus `scale`."""
     factors = (10 ** (scale - _scale(left)), 10 ** (scale - _scale(right)))
-    units = _in_units(width, scale)
-    if types.is_uint64(left) and types.is_uint64(right):
+    if types.is_uint64(left) and types.is_uint64(right) and not scale:
         return BandForm(units, factors, biased=True)
     outgrows = any(_reach(type_) * factor > _WORD for type_, factor in zip((left, right), factors, strict=True))
     return BandForm(units, factors, outgrows_word=outgrows)

@@ -106,7 +106,7 @@ def lookup_conditions(on: On | None, keys: Sequence[str], name: str = "the relat
     found: dict[str, Equal] = {}
     for condition in parse_on(on):
         if not isinstance(condition, Equal):
-            raise SpecError("a look-up is on equal keys; bands are joined by wm.join")
+            raise SpecError("a look-up is on equal keys; bands and points are joined by wm.join")
         found[condition.right] = condition
     if sorted(found) != sorted(keys):
         raise SpecError(

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.core.bands import BandForm, Width, common_band_form
+from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import common_key_type, type_of_both
 from watersmeet.core.kinds import Kind, kind_of
@@ -80,8 +80,55 @@ def band(on: str, width: Width) -> Band:
     return Band(*_two_names(on), width)
 
 
-Condition: TypeAlias = "Equal | Band"
-On: TypeAlias = "str | tuple[str, str] | Equal | Band | Sequence[str | tuple[str, str] | Equal | Band]"
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Points of both inputs, in two or three columns each, whose distance is no more than `radius`.
+
+    The distance is Euclid's, and exact (`core.bands`); NULL, NaN and infinities are near nothing.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    radius: int | float | Decimal
+
+    def __post_init__(self) -> None:
+        radius = self.radius
+        if isinstance(radius, bool) or not isinstance(radius, int | float | Decimal):
+            raise SpecError(f"the radius of near must be a number, not {radius!r}")
+        if not 0 <= radius <= _LARGEST_RADIUS:  # NaN, too
+            raise SpecError(f"the radius of near must be from 0 to {_LARGEST_RADIUS:g}, not {radius!r}")
+        if not 2 <= len(self.left) <= 3:
+            raise SpecError(
+                f"near is of two or three dimensions, not of {len(self.left)} columns; with one, use wm.band"
+            )
+        for names in (self.left, self.right):
+            if len(set(names)) < len(names):
+                raise SpecError(f"near has {', '.join(names)}: each dimension is a column of its own")
+
+    def columns(self, side: int) -> tuple[str, ...]:
+        """The columns' names on one side."""
+        return self.right if side else self.left
+
+
+_LARGEST_RADIUS = 1e300
+
+
+def near(on: Sequence[str], radius: int | float | Decimal) -> Near:
+    """A condition for `on`: points that are `radius` apart at most, in two or three dimensions.
+
+    >>> near(["x", "y"], 0.5)
+    Near(left=('x', 'y'), right=('x', 'y'), radius=0.5)
+    >>> near(["east = x", "north = y"], 10).right
+    ('x', 'y')
+    """
+    if isinstance(on, str) or not isinstance(on, Sequence) or not all(isinstance(each, str) for each in on):
+        raise SpecError(f"near is on a list of two or three columns, such as ['x', 'y'], not on {on!r}")
+    names = [_two_names(each) for each in on]
+    return Near(tuple(left for left, _ in names), tuple(right for _, right in names), radius)
+
+
+Condition: TypeAlias = "Equal | Band | Near"
+On: TypeAlias = "str | tuple[str, str] | Condition | Sequence[str | tuple[str, str] | Condition]"
 
 
 def parse_on(on: On | None) -> tuple[Condition, ...]:
@@ -94,7 +141,7 @@ def parse_on(on: On | None) -> tuple[Condition, ...]:
     """
     if on is None:
         return ()
-    if isinstance(on, Equal | Band):
+    if isinstance(on, Equal | Band | Near):
         return (on,)
     if isinstance(on, str):
         return (Equal(*_two_names(on)),)
@@ -116,7 +163,7 @@ def _two_names(text: str) -> tuple[str, str]:
 def _parse_item(item: object) -> Condition:
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(name, str) for name in item):
         return Equal(*item)
-    if isinstance(item, str | Equal | Band):
+    if isinstance(item, str | Equal | Band | Near):
         return parse_on(item)[0]
     raise SpecError(f"join condition {item!r} is not understood; write 'column', 'left = right' or a pair of names")
 
@@ -161,6 +208,8 @@ class JoinSpec:
             raise SpecError(f"suffixes must be two strings, not {self.suffixes!r}")
         if sum(isinstance(condition, Band) for condition in self.on) > 1:
             raise SpecError("a join takes one band; keep the narrowest, and filter the result by the others")
+        if sum(isinstance(condition, Band | Near) for condition in self.on) > 1:
+            raise SpecError("a join takes one near, and no band beside it; filter the result by the others")
         for side, promises in enumerate(self.promises):
             promises.check(self.input(side), self.names[side])
         for equal in self.equalities:
@@ -177,6 +226,10 @@ class JoinSpec:
                 f"of column {self.band.right!r} of {self.names[1]} ({fields[1].type}); a band takes numbers and a "
                 f"number, or dates, timestamps, times or durations and a timedelta"
             )
+        if self.near is not None and self.near_form is None:
+            columns = [self._key_field(side, name) for side in (0, 1) for name in self.near.columns(side)]
+            types = ", ".join(f"{field.name} {field.type}" for field in columns)
+            raise SpecError(f"near takes columns of numbers, and these are {types}; cast them first, or leave them out")
         _ = self.schema
 
     @property
@@ -188,6 +241,32 @@ class JoinSpec:
     def band(self) -> Band | None:
         """The condition that asks for close values, if there is one."""
         return next((condition for condition in self.on if isinstance(condition, Band)), None)
+
+    @property
+    def near(self) -> Near | None:
+        """The condition that asks for points that are near each other, if there is one."""
+        return next((condition for condition in self.on if isinstance(condition, Near)), None)
+
+    def close_columns(self, side: int) -> tuple[str, ...]:
+        """The names of one side's columns whose values need only be close: of the band, or of points; or none."""
+        if self.near is not None:
+            return self.near.columns(side)
+        return () if self.band is None else (self.band.column(side),)
+
+    @property
+    def asks_for_close(self) -> bool:
+        """Whether there are values that need only be close, so that rows that match may have any hashes."""
+        return bool(self.close_columns(0))
+
+    @cached_property
+    def near_form(self) -> NearForm | None:
+        """In which form points are compared; None without any."""
+        if self.near is None:
+            return None
+        names = zip(self.near.left, self.near.right, strict=True)
+        return common_near_form(
+            [(self._key_field(0, left).type, self._key_field(1, right).type) for left, right in names], self.near.radius
+        )
 
     @cached_property
     def band_form(self) -> BandForm | None:

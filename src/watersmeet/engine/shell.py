@@ -65,6 +65,8 @@ class Operator(ABC):
     partitioned: ClassVar[bool] = True
     joins_ranges: ClassVar[bool] = False
     """Whether it takes a band among its conditions."""
+    joins_points: ClassVar[bool] = False
+    """Whether it joins points that are near each other."""
     kinds: ClassVar[tuple[str, ...]] = ("inner",)
     """What it can be asked for by `how`."""
     windowed: ClassVar[bool] = False
@@ -101,7 +103,7 @@ class Operator(ABC):
         self.codec = self._make_codec()
         self.plans = self._make_plans()
         # Values that are close to each other may have any hashes: a band leaves nothing to divide rows by.
-        partitioned = self.partitioned and spec.band is None
+        partitioned = self.partitioned and not spec.asks_for_close
         widths = [row_bytes(plan.types) for plan in self.plans]
         self._set_up(self._divide(memory, widths, partitioned, grain), memory, store)
         self.tables = tuple(self._make_table(side) for side in (0, 1))
@@ -158,6 +160,12 @@ class Operator(ABC):
     def refuse_unfit(cls, spec: JoinSpec) -> None:
         """An error if this join cannot carry out what the spec asks for."""
         refuse_kind(spec.kind, cls.name, cls.kinds)
+        if spec.near is not None and not cls.joins_points:
+            what = "a window join" if cls.windowed else cls.name
+            raise SpecError(
+                f"{what} does not join points that are near each other; use wm.join with algorithm='confluence', the "
+                f"default"
+            )
         if cls.windowed:
             refuse_unfit_windows(cls.name, spec, cls.needs_keys, cls.emits)
         elif spec.band is not None and not cls.joins_ranges:

@@ -34,8 +34,8 @@ from watersmeet.matching.debts import MERGED_AT_ONCE, Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.matched import Matched
-from watersmeet.matching.range_lookup import RangeLookup, RangePlan
-from watersmeet.matching.reach import BandKeys
+from watersmeet.matching.range_lookup import ChainedLookup, RangeLookup, RangePlan
+from watersmeet.matching.reach import BandKeys, keys_of
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement, Slice
 from watersmeet.matching.time_keys import TimeReach
@@ -165,7 +165,8 @@ class Confluence(RoomFirst, Operator):
     (`matching.matched`). Once the other input has ended and nothing is owed any more, those without a mark come out.
 
     With a band, rows are sorted by their values in place of hashes, or by half a hash and the value if there are
-    equalities beside it; and a row looks for all keys from one to another (`matching.reach`).
+    equalities beside it; and a row looks for all keys from one to another (`matching.reach`). Points that are near each
+    other lie in the same strip of a grid or in neighbours, and a row asks under the keys of each.
 
     :param settling: when rows settle, and when they wait for others.
     :param keeping: whether some rows stay in memory when others leave it, where they are asked for much more often
@@ -204,6 +205,7 @@ class Confluence(RoomFirst, Operator):
     name: ClassVar[str] = "confluence"
     partitioned: ClassVar[bool] = False
     joins_ranges: ClassVar[bool] = True
+    joins_points: ClassVar[bool] = True
     kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     least_runs: ClassVar[int] = 16
     """That there is always memory to remember."""
@@ -303,14 +305,14 @@ class Confluence(RoomFirst, Operator):
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
-        if spec.band is None:
+        if not spec.asks_for_close:
             return super()._least_for_rows(spec)
-        codec = BandKeys(spec)
+        codec = keys_of(spec)
         more = RangeIndex.row_bytes - HashIndex.row_bytes
         return Sizing.least([row_bytes(RangePlan(spec, side, codec).types) + more for side in (0, 1)])
 
     def _make_codec(self) -> KeyCodec:
-        return KeyCodec(self.spec) if self.spec.band is None else BandKeys(self.spec)
+        return keys_of(self.spec) if self.spec.asks_for_close else KeyCodec(self.spec)
 
     def _make_plans(self) -> tuple[RowPlan, RowPlan]:
         if not isinstance(self.codec, BandKeys):
@@ -335,7 +337,7 @@ class Confluence(RoomFirst, Operator):
         return PairBuffer(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
 
     def _make_table(self, side: int) -> Any:
-        by_range, marked = self.spec.band is not None, self.spec.kind.tracked[side]
+        by_range, marked = self.spec.asks_for_close, self.spec.kind.tracked[side]
         name = self.spec.names[side]
         return Memtable(self.plans[side].types, self.budget, self.sizing.layout, name, by_range, marked=marked)
 
@@ -358,7 +360,7 @@ class Confluence(RoomFirst, Operator):
 
     def _make_keeping(self) -> Keeping | None:
         """Where rows are found by hash, and there is enough memory to count what is asked for."""
-        by_hash = self.spec.band is None and self.budget.total >= 2 * self._least
+        by_hash = not self.spec.asks_for_close and self.budget.total >= 2 * self._least
         return Keeping.within(self.budget) if by_hash else None
 
     def _reach(self, side: int) -> BandKeys | TimeReach | None:
@@ -432,9 +434,18 @@ class Confluence(RoomFirst, Operator):
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
         other, reach = self.tables[1 - side], self._reach(side)
+        between = Between(side, source, other)
         if reach is not None:
-            return RangeLookup(reach.probe(hashes, columns), other, Between(side, source, other))
-        return Lookup(Probe(hashes, other.buckets_of(hashes)), other, Between(side, source, other))
+            shifts = reach.shifts
+            if shifts is None:
+                return RangeLookup(reach.probe(hashes, columns), other, between)
+            keys = hashes.view(np.uint64)
+
+            def under(number: int) -> Lookup:
+                return RangeLookup(reach.probe((keys + shifts[number]).view(np.int64), columns), other, between)
+
+            return ChainedLookup(len(shifts), under)
+        return Lookup(Probe(hashes, other.buckets_of(hashes)), other, between)
 
     # --- work ---
 
@@ -952,7 +963,7 @@ class Confluence(RoomFirst, Operator):
             "full": self.full,
             "written": self._written,
             "built": [table.index.built for table in self.tables],
-            "origin": self.codec.origin if isinstance(self.codec, BandKeys) else None,
+            "origin": self.codec.to_state() if isinstance(self.codec, BandKeys) else None,
         }
 
     @property
@@ -981,7 +992,7 @@ class Confluence(RoomFirst, Operator):
         for table, built in zip(self.tables, state["built"], strict=True):
             table.built = built
         if isinstance(self.codec, BandKeys):
-            self.codec.origin = state["origin"]
+            self.codec.load(state["origin"])
         self._count_runs()
 
     def _opened(self, side: int, name: str) -> SortedRun:

@@ -141,10 +141,9 @@ class Sharded(PlainOperator):
     def refuse_unfit(cls, spec: JoinSpec) -> None:
         """An error if this join cannot carry out what the spec asks for."""
         Confluence.refuse_unfit(spec)
-        if spec.band is not None:
-            raise SpecError(
-                f"shards are of equal keys, and a band of {spec.band.left!r} asks for close ones; use one thread"
-            )
+        if spec.asks_for_close:
+            names = ", ".join(spec.close_columns(0))
+            raise SpecError(f"shards are of equal keys, and {names} need only be close; use one thread")
 
     # --- the protocol ---
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Uint64
+from watersmeet.core.arrays import Int64, Uint64
 from watersmeet.kernels.compile import inlined, kernel
 
 _BITS = np.uint64(26)
@@ -73,3 +73,69 @@ def words_of_keys(keys: Uint64, origin: Any, first: Uint64, last: Uint64) -> Non
             near, far = _distances(_ORIGIN - code)
             first[i] = origin - far if far <= origin else np.uint64(0)
             last[i] = origin - near
+
+
+MOST_STRIPS = (1 << 31) - 2
+"""Strips on each side of the one that strips are counted from; whatever lies beyond is in the last one."""
+
+
+@inlined
+def _size(distance: Any, bits: Any) -> Any:
+    """A distance as a floating number of so many bits; it rises by one at most where the distance does."""
+    exponent = np.uint64(0)
+    upper = distance
+    while upper >> bits:
+        upper >>= _ONE
+        exponent += _ONE
+    return (exponent << (bits - _ONE)) + upper
+
+
+@kernel
+def largest_size(bits: np.uint64) -> Any:
+    """The size of the last strip."""
+    return _size(np.uint64(MOST_STRIPS), bits)
+
+
+@kernel
+def strips_of_words(words: Int64, origin: np.int64, width: np.uint64, strips: Int64) -> None:
+    """In which strip, as wide as that, each word lies, counted from the origin's."""
+    most = np.uint64(MOST_STRIPS)
+    for i in range(words.shape[0]):
+        if words[i] >= origin:
+            strips[i] = np.int64(min((np.uint64(words[i]) - np.uint64(origin)) // width, most))
+        else:
+            below = (np.uint64(origin) - np.uint64(words[i]) - _ONE) // width + _ONE
+            strips[i] = -np.int64(min(below, most))
+
+
+@kernel
+def add_strips(keys: Uint64, strips: Int64, bits: np.uint64, field: np.uint64, shift: np.uint64) -> None:
+    """Put a code of each row's strip into a field of its key; neither the first nor the last code is ever used.
+
+    So a code can be taken one higher or lower without touching the fields beside it. Strips are told by floating
+    numbers of so many bits: codes of neighbours differ by one at most, and codes never fall as strips rise.
+    """
+    origin = _ONE << (field - _ONE)
+    for i in range(keys.shape[0]):
+        size = _size(np.uint64(abs(strips[i])), bits)
+        keys[i] |= (origin + size if strips[i] >= 0 else origin - size) << shift
+
+
+@kernel
+def ask_under_all(keys: Uint64, rows: Int64, count: int, shifts: Uint64) -> None:
+    """Let the first rows, in the order of their keys, stand there once for each shift, in the order of shifted keys.
+
+    The room is as many times larger. It is filled from its end with the largest that is left of each shift: what is
+    written is never a row that is still to be read, for no shift has more left than all have together.
+    """
+    left = np.full(shifts.shape[0], count, np.int64)
+    for at in range(count * shifts.shape[0] - 1, -1, -1):
+        best = -1
+        most = np.uint64(0)
+        for i in range(shifts.shape[0]):
+            if left[i]:
+                key = keys[left[i] - 1] + shifts[i]
+                if best < 0 or key > most:
+                    best, most = i, key
+        left[best] -= 1
+        keys[at], rows[at] = most, rows[left[best]]

@@ -213,7 +213,7 @@ def _codecs(spec: MultiSpec) -> list[tuple[BandCodec, int]]:
     finest = ticks.index(min(ticks))
     return [
         (
-            BandCodec(JoinSpec(own, fields[finest], (Band(name, columns[finest], zero),))),
+            BandCodec.of(JoinSpec(own, fields[finest], (Band(name, columns[finest], zero),))),
             spec.input(number).get_field_index(name),
         )
         for number, (own, name) in enumerate(zip(fields, columns, strict=True))

@@ -31,12 +31,17 @@ class RangeCodec(KeyCodec):
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
-        self.band = None if spec.band is None else BandCodec(spec)
+        self.band = self._band_of(spec)
         self._equalities = len(spec.equalities)
         self.verified_keys = 0 if self.exact else self._equalities
         self.tagged = self.band is not None and self._equalities > 0
         self.verifies_band = self.band is not None and not self.band.exact
         self.exact = self.exact and not self.verifies_band
+
+    @staticmethod
+    def _band_of(spec: JoinSpec) -> BandCodec | None:
+        """What tells whether values are close, if they need only be that."""
+        return None if spec.band is None else BandCodec.of(spec)
 
     def hash(self, side: int, columns: Sequence[pa.Array]) -> tuple[Int64, Bool | None]:
         """The word of each row, from its key columns and then its band column, and which rows can match anything."""
@@ -80,11 +85,11 @@ class RangePlan(RowPlan):
     """One input's columns, with the tag as the last of them if there is one."""
 
     def __init__(self, spec: JoinSpec, side: int, codec: RangeCodec) -> None:
-        band = [] if spec.band is None else [spec.band.column(side)]
-        super().__init__(spec, side, not codec.verified_keys, band if codec.verifies_band else ())
+        close = spec.close_columns(side)
+        super().__init__(spec, side, not codec.verified_keys, close if codec.verifies_band else ())
         self._codec = codec
         self._side = side
-        self._bands = [spec.input(side).get_field_index(name) for name in band]
+        self._bands = [spec.input(side).get_field_index(name) for name in close]
         if codec.tagged:
             self.types = [*self.types, pa.int64()]
 
@@ -166,22 +171,23 @@ class RangeLookup(Lookup):
 
 
 class ChainedLookup(Lookup):
-    """The same rows looked up in one table after the other."""
+    """The same rows looked up in one table after the other, or under one key after the other."""
 
-    def __init__(self, links: Sequence[Lookup]) -> None:
-        self._links = links
-        self._at = 0
+    def __init__(self, count: int, link: Callable[[int], Lookup]) -> None:
+        """`link` makes each of so many look-ups when its turn has come."""
+        self._count = count
+        self._make = link
         self._go_to(0)
 
     def _go_to(self, at: int) -> None:
-        self._at = at
-        self.probe = self._links[at].probe
-        self.between = self._links[at].between
+        self._at, self._link = at, self._make(at)
+        self.probe = self._link.probe
+        self.between = self._link.between
 
     @property
     def done(self) -> bool:
-        """Whether all pairs were found in all tables."""
-        return self._at == len(self._links) - 1 and self._links[self._at].done
+        """Whether all pairs were found in all of them."""
+        return self._at == self._count - 1 and self._link.done
 
     @property
     def between_rows(self) -> bool:
@@ -190,15 +196,15 @@ class ChainedLookup(Lookup):
 
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
-        if self._links[self._at].done:
+        if self._link.done:
             self._go_to(self._at + 1)
-        return self._links[self._at].work(pairs, fuel, meter)
+        return self._link.work(pairs, fuel, meter)
 
     def place(self, pairs: PairBuffer) -> list[int]:
-        """Which table it is, and the place there."""
-        return [self._at, *self._links[self._at].place(pairs)]
+        """Which look-up it is, and the place there."""
+        return [self._at, *self._link.place(pairs)]
 
     def resume(self, pairs: PairBuffer, place: list[int]) -> None:
         """Go to a place."""
         self._go_to(place[0])
-        self._links[self._at].resume(pairs, place[1:])
+        self._link.resume(pairs, place[1:])

@@ -49,6 +49,7 @@ from watersmeet.kernels.merge import (
     scan_runs,
     slide_over_runs,
 )
+from watersmeet.kernels.sort_keys import ask_under_all
 from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition
@@ -296,6 +297,8 @@ class Settlement:
         self._page_hashes = max(1, page_bytes // _HASH_BYTES)
         self._reading = None if pages is None else Reading(pages)
         self._reach = reach
+        self._asked = 1 if reach is None or reach.shifts is None else len(reach.shifts)
+        """Under so many keys each row asks: so often it is in the slice."""
         self._runs = [entry.run for entry in entries]
         self._addresses = np.array([run.hashes().ctypes.data for run in self._runs], np.int64)
         self._counts = np.array([run.rows for run in self._runs], np.int64)
@@ -356,7 +359,8 @@ class Settlement:
     def has_sorted(self, table: Memtable) -> bool:
         """Whether the slice at hand is all of a memtable."""
         debtor = self.debtor
-        return isinstance(debtor, OwingRows) and debtor.is_all_of(table) and self._length == table.rows
+        whole = self._asked == 1 and self._length == table.rows
+        return isinstance(debtor, OwingRows) and debtor.is_all_of(table) and whole
 
     @property
     def ends_slice(self) -> bool:
@@ -379,7 +383,7 @@ class Settlement:
         if not self._length:
             self._at = self._stop = 0  # nothing was done yet
             return True
-        if self._length < self.debtor.high - self.debtor.low:
+        if self._length < self._asked * (self.debtor.high - self.debtor.low):
             return False
         begun = self._next > 0 or self._link >= 0
         self._stop = min(self._stop, self._at + begun)
@@ -389,7 +393,7 @@ class Settlement:
         """Fill the empty buffer with pairs; returns the fuel that took."""
         if self._at == self._stop:
             self._slice_at = self.debtor.place()
-            self._length = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
+            self._length = self._asked * self._next_slice()
             self._buffer.owner = self
             self._prepare_slice()
             if self._reading is not None:
@@ -417,6 +421,11 @@ class Settlement:
         self._resident += min(pairs.count * _AROUND, self._length * self._owing_row_bytes)
         return max(1, used)
 
+    def _next_slice(self) -> int:
+        """Fill the buffer with the next rows, under each key that they ask under; returns how many rows they are."""
+        room = len(self._buffer.hashes) // self._asked
+        return self.debtor.next_slice(self._buffer.hashes[:room], self._buffer.rows[:room])
+
     def _begin_run(self, number: int) -> None:
         self._at = number
         self._next, self._link, self._near = 0, -1, -1
@@ -426,6 +435,8 @@ class Settlement:
     def _prepare_slice(self) -> None:
         """What is to be known of the slice before its rows meet runs."""
         self._find_crowds()
+        if self._reach is not None and self._reach.shifts is not None:
+            ask_under_all(self._buffer.hashes, self._buffer.rows, self._length // self._asked, self._reach.shifts)
         hashes = self._buffer.hashes[: self._length]
         if not self._length or not self._entries:
             return
@@ -479,7 +490,7 @@ class Settlement:
         """Somebody else has used the buffer since: the same rows once more, and no more of them."""
         behind = self.debtor.place()
         self.debtor.go_to(self._slice_at)
-        count = self.debtor.next_slice(self._buffer.hashes, self._buffer.rows)
+        count = self._asked * self._next_slice()
         assert count >= self._length
         self.debtor.go_to(behind)
         self._buffer.owner = self

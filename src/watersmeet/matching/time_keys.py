@@ -50,6 +50,7 @@ class TimeReach:
     """Which times of the other input rows of a side look for."""
 
     decides = False
+    shifts = None
 
     def __init__(self, timing: Timing, side: int) -> None:
         self._timing = timing

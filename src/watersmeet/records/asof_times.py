@@ -92,7 +92,9 @@ class AsofTiming:
         self._columns = [spec.input(side).get_field_index(spec.times.time[side]) for side in (0, 1)]
         zero = zero_of(spec.time_types[0])
         assert zero is not None
-        self._codec = BandCodec(JoinSpec(spec.left, spec.right, (Band(*spec.times.time, zero),), suffixes=("_l", "_r")))
+        self._codec = BandCodec.of(
+            JoinSpec(spec.left, spec.right, (Band(*spec.times.time, zero),), suffixes=("_l", "_r"))
+        )
         self.in_doubles = self._codec.in_doubles
         self.tolerance = spec.tolerance
 

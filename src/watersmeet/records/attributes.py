@@ -125,4 +125,4 @@ def _codec(spec: MultiSpec, number: int) -> KeyCodec | BandCodec:
     left, right = (pa.schema([spec.key_field(edge.input(side), edge.column(side))]) for side in (0, 1))
     if edge.width is None:
         return KeyCodec(JoinSpec(left, right, (Equal(edge.first_column, edge.second_column),)))
-    return BandCodec(JoinSpec(left, right, (Band(edge.first_column, edge.second_column, edge.width),)))
+    return BandCodec.of(JoinSpec(left, right, (Band(edge.first_column, edge.second_column, edge.width),)))

@@ -31,19 +31,23 @@ class BandCodec:
 
     >>> from watersmeet.core.spec import band
     >>> spec = JoinSpec(pa.schema({"p": pa.int64()}), pa.schema({"p": pa.decimal128(5, 1)}), (band("p", 2),))
-    >>> codec = BandCodec(spec)
+    >>> codec = BandCodec.of(spec)
     >>> words, known = codec.words(0, pa.array([7, None]))
     >>> int(words[0]), known, [int(bound[0]) for bound in codec.bounds(words)]
     (70, array([ True, False]), [50, 90])
     """
 
-    def __init__(self, spec: JoinSpec) -> None:
+    def __init__(self, form: BandForm, left: pa.DataType, right: pa.DataType) -> None:
+        """For columns of these types, in a form of theirs."""
+        self.form = form
+        self._doubles = [DoubleColumn(left), DoubleColumn(right)] if form.in_doubles else None
+
+    @classmethod
+    def of(cls, spec: JoinSpec) -> BandCodec:
+        """For the band of a join."""
         assert spec.band is not None and spec.band_form is not None, "the spec has checked its types"
-        self.form: BandForm = spec.band_form
-        self._doubles = None
-        if self.form.in_doubles:
-            columns = [spec.input(side).field(spec.band.column(side)).type for side in (0, 1)]
-            self._doubles = [DoubleColumn(column) for column in columns]
+        left, right = (spec.input(side).field(spec.band.column(side)).type for side in (0, 1))
+        return cls(spec.band_form, left, right)
 
     @property
     def in_doubles(self) -> bool:
@@ -61,7 +65,7 @@ class BandCodec:
             return np.zeros(len(array), np.int64), np.zeros(len(array), np.bool_)
         if self._doubles is not None:
             return self._doubles[side].words(array)
-        array = _plain(array)
+        array = plain_values(array)
         known = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
         return self._units(side, array), known
 
@@ -99,7 +103,7 @@ class BandCodec:
 
     def within(self, left: pa.Array, right: pa.Array) -> Bool | None:
         """Which pairs of values, row by row, that the index found close truly are; None if all are."""
-        columns = [_plain(left), _plain(right)]
+        columns = [plain_values(left), plain_values(right)]
         words = [self._units(side, columns[side]) for side in (0, 1)]
         beyond = np.zeros(len(left), np.bool_)
         for each in words:
@@ -108,7 +112,7 @@ class BandCodec:
             return None
         # Only values beyond 64 bits come here; Python's integers hold them, one by one.
         rows = np.flatnonzero(beyond)
-        values = [_exact(columns[side].take(pa.array(rows)), self.form.factors[side]) for side in (0, 1)]
+        values = [exact_values(columns[side].take(pa.array(rows)), self.form.factors[side]) for side in (0, 1)]
         close = np.ones(len(left), np.bool_)
         close[rows] = [abs(l - r) <= self.form.width for l, r in zip(*values, strict=True)]
         return None if close.all() else close
@@ -128,13 +132,13 @@ class BandCodec:
                 close &= known
         if not self.exact and close.any():
             rows = np.flatnonzero(close)
-            truly = self.within(_plain(left).take(pa.array(rows)), _plain(right).take(pa.array(rows)))
+            truly = self.within(plain_values(left).take(pa.array(rows)), plain_values(right).take(pa.array(rows)))
             if truly is not None:
                 close[rows] = truly
         return close
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain_values(array: pa.Array) -> pa.Array:
     """The values themselves."""
     while True:
         if pa.types.is_dictionary(array.type):
@@ -181,7 +185,7 @@ def _multiplied(values: Int64, factor: int) -> Int64:
     return np.where(values > most, HIGHEST, np.where(values < -most, LOWEST, product))
 
 
-def _exact(array: pa.Array, factor: int) -> Sequence[int]:
+def exact_values(array: pa.Array, factor: int) -> Sequence[int]:
     """Values without NULL in units, as Python's integers."""
     kind = array.type
     if pa.types.is_decimal(kind):

@@ -46,7 +46,7 @@ class WindowCodec(KeyCodec):
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
-        self.band = None if spec.band is None else BandCodec(spec)
+        self.band = None if spec.band is None else BandCodec.of(spec)
         self.verified_keys = 0 if self.exact else len(spec.equalities)
         self.verifies_band = self.band is not None
         self.exact = self.exact and self.band is None
@@ -137,7 +137,7 @@ class Timing:
             self._columns = [spec.input(side).get_field_index(spec.window.time[side]) for side in (0, 1)]
             self._told = [spec.input(side).field(column) for side, column in enumerate(self._columns)]
             self._tick = spec.tick
-            self._codec = BandCodec(by_time(spec))
+            self._codec = BandCodec.of(by_time(spec))
 
     def read(self, side: int, batch: pa.RecordBatch, numbers: Int64, newest: int, others: int) -> Timed:
         """The times of the next rows of an input, which has told `newest` as its newest time so far.

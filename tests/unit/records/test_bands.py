@@ -31,7 +31,7 @@ def spec_of(left: pa.DataType, right: pa.DataType, width: Any) -> JoinSpec:
 
 def pairs_by_words(spec: JoinSpec, left: pa.Array, right: pa.Array) -> list[tuple[int, int]]:
     """All pairs by the codec alone: interval, double arithmetic, proof."""
-    codec = BandCodec(spec)
+    codec = BandCodec.of(spec)
     words, known = codec.words(0, left)
     others, others_known = codec.words(1, right)
     low, high = codec.bounds(words)

@@ -9,9 +9,11 @@ Of several inputs it is more loops: whether two values are equal, or close, is a
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError
 from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.protocol import Arrive, End, Event, PlainOperator, Snapshot, Status, Step
-from watersmeet.core.spec import Band, Equal, JoinSpec, Output
+from watersmeet.core.spec import Band, Equal, JoinSpec, Near, Output
 from watersmeet.memory import Budget
 from watersmeet.spill.store import Store
 
@@ -50,7 +52,36 @@ def reference_pairs(left: pa.Table, right: pa.Table, spec: JoinSpec) -> list[tup
         for j, right_key in enumerate(right_keys)
         if left_key == right_key
     ]
+    if spec.near is not None:
+        return _near(left, right, spec.near, equal)
     return equal if spec.band is None else _within(left, right, spec.band, equal)
+
+
+def _near(left: pa.Table, right: pa.Table, near: Near, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs of points whose distance is the radius at most, told by fractions over one denominator."""
+    columns = [[table.column(name) for name in near.columns(side)] for side, table in enumerate((left, right))]
+    exact = not any(pa.types.is_floating(_value_type(column.type)) for side in columns for column in side)
+    points = [_points(side, exact) for side in columns]
+    radius = Fraction(_exact_width(near.radius) if exact else float(near.radius))
+    known = [value for side in points for point in side if point is not None for value in point]
+    unit = math.lcm(radius.denominator, *(value.denominator for value in known))
+    whole = [[None if point is None else [int(value * unit) for value in point] for point in side] for side in points]
+    most = int(radius * unit) ** 2
+    return [
+        (i, j)
+        for i, j in pairs
+        if (one := whole[0][i]) is not None and (other := whole[1][j]) is not None
+        if sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) <= most
+    ]
+
+
+def _points(columns: list[pa.ChunkedArray], exact: bool) -> list[list[Fraction] | None]:
+    """The points of one side as fractions, None where one has no place."""
+    values = [_each(_decoded(column).to_pylist(), Decimal if exact else float) for column in columns]
+    return [
+        [Fraction(value) for value in row] if all(value is not None and math.isfinite(value) for value in row) else None
+        for row in zip(*values, strict=True)
+    ]
 
 
 def _within(left: pa.Table, right: pa.Table, band: Band, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:

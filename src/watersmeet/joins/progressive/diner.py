@@ -189,7 +189,7 @@ class Diner(Operator):
         if back is None:
             return lookup
         again = RangeLookup(self.codec.probe(hashes, columns), back, Between(side, source, back))
-        return ChainedLookup([lookup, again])
+        return ChainedLookup(2, (lookup, again).__getitem__)
 
     def admit(self, arrival: Arrival, count: int) -> int:
         """Make room for new rows, and first for the slack, should a restore have taken it."""

@@ -164,7 +164,7 @@ class ExactWindowJoin(Operator):
         """Rows that arrived, looked up among the recent and then among the frequent ones."""
         tables = [self.tables[1 - side], *self.copies.in_use(1 - side)]
         lookups = [lookup_in(self, table, side, *rows) for table in tables]
-        return lookups[0] if len(lookups) == 1 else ChainedLookup(lookups)
+        return lookups[0] if len(lookups) == 1 else ChainedLookup(len(lookups), lookups.__getitem__)
 
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Count fresh rows."""

@@ -79,8 +79,8 @@ def join(
     :param how: `"inner"`, `"left"`, `"right"`, `"full"`, `"semi"` or `"anti"`, with columns as Spark's `join(on=...)`
         has them. A row without a partner comes in the batch that brings the other input's end, and later ones at once;
         of streams that do not end only `"inner"` and `"semi"` can be had.
-    :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, or a list of these. With a
-        band alone, all rows go to one task; add an equality where there is one.
+    :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, a `watersmeet.near`, or a
+        list of these. With a band or near alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
         such as `s3://bucket/state`; streams need one, batch DataFrames none.
