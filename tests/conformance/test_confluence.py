@@ -14,6 +14,7 @@ import pytest
 from watersmeet.checks import ConformanceError, conform, make_case, run_case
 from watersmeet.checks.cases import Case
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.kernels.sort_keys import words_of_keys
 from watersmeet.matching import reach
 from watersmeet.matching.debts import Debts
@@ -179,10 +180,10 @@ def all_settled(join: Confluence, settlement: Any) -> None:
     join.debts.settled[settlement.side] = join.tables[settlement.side].rows
 
 
-def those_that_stay_owe(join: Confluence, side: int, stayed: Any) -> None:
+def those_that_stay_owe(flushing: Flushing, side: int, stayed: Any) -> None:
     """Rows that stay in memory settle again."""
-    real_bring_back(join, side, stayed)
-    join.debts.rows_left(side)
+    real_bring_back(flushing, side, stayed)
+    flushing._join.debts.rows_left(side)
 
 
 def those_that_stay_leave(staying: Any, hashes: Any, numbers: Any) -> Any:
@@ -191,9 +192,10 @@ def those_that_stay_leave(staying: Any, hashes: Any, numbers: Any) -> Any:
     return np.roll(found, 1)
 
 
-def written_as_settled(join: Confluence) -> None:
+def written_as_settled(flushing: Flushing) -> None:
     """Runs that owe do not say so."""
-    real_flush_owing(join)
+    real_flush_owing(flushing)
+    join = flushing._join
     for side in (0, 1):
         for entry in join.debts.runs[side]:
             entry.owes_before = None
@@ -202,8 +204,8 @@ def written_as_settled(join: Confluence) -> None:
 
 repeated: set[int] = set()
 real_add_run = Debts.add
-real_bring_back, real_stay = Confluence._bring_back, Staying.stay
-real_settled, real_flush_owing = Confluence.settled_now, Confluence._flush_owing
+real_bring_back, real_stay = Flushing.bring_back, Staying.stay
+real_settled, real_flush_owing = Confluence.settled_now, Flushing.flush_owing
 
 WRONG = r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = {
@@ -213,7 +215,7 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = 
     "the first rows after a flush owe nothing": (OwingRows, "threshold", first_rows_owe_nothing, {}),
     "rows that settled settle again": (Confluence, "settled_now", settled_but_one, {}),
     "rows that came meanwhile have settled": (Confluence, "settled_now", all_settled, {}),
-    "runs that owe do not say so": (Confluence, "_flush_owing", written_as_settled, {"settling": LATE}),
+    "runs that owe do not say so": (Flushing, "flush_owing", written_as_settled, {"settling": LATE}),
     "runs owe all runs": (OwingRuns, "threshold", all_owe, {"settling": LATE}),
     "runs owe nothing": (OwingRuns, "threshold", none_owe, {"settling": LATE}),
 }
@@ -235,7 +237,7 @@ def run_many(kind: str, options: dict[str, Any], join: type[Confluence] = Conflu
 
 
 KEEPING_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "rows that stay settle again": (Confluence, "_bring_back", those_that_stay_owe),
+    "rows that stay settle again": (Flushing, "bring_back", those_that_stay_owe),
     "rows that stay are not those that are left out": (Staying, "stay", those_that_stay_leave),
 }
 

@@ -12,8 +12,8 @@ import pytest
 from watersmeet.checks import ConformanceError, make_kind_case, run_case
 from watersmeet.core.protocol import Arrive, Event, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.wear import LeftOutRows, Wear
+from watersmeet.joins.confluence import Confluence, catalogue, operator
+from watersmeet.joins.confluence.wear import LeftOutRows, Wear
 from watersmeet.matching.upkeep import Upkeep
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.matched_bits import MatchedBits
@@ -43,8 +43,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wear, "least", 2)
     monkeypatch.setattr("watersmeet.runs.matched_bits._LEAST_PAGE", 1)
     monkeypatch.setattr("watersmeet.runs.matched_bits._MOST_PAGE", 1)
-    monkeypatch.setattr("watersmeet.joins.confluence.LEAST_BYTES", 4)
-    monkeypatch.setattr("watersmeet.joins.confluence._BITS_SHARE", 1 << 40)
+    for module in (operator, catalogue):
+        monkeypatch.setattr(module, "LEAST_BYTES", 4)
+    monkeypatch.setattr(catalogue, "_BITS_SHARE", 1 << 40)
 
 
 def run_many(cases: int) -> None:
@@ -163,7 +164,7 @@ def test_an_endless_semi_join_of_batches_forgets_them_too(least_rows: int) -> No
         join = Confluence(spec, memory, store, **options)
         if snapshot is not None:
             join = Confluence.restore(spec, snapshot, memory, store, **options)
-        join.upkeep.least_rows = least_rows
+        join.catalogue.upkeep.least_rows = least_rows
         for event in (left, right):
             join.receive(event)
             found += work_off(join)
@@ -171,7 +172,7 @@ def test_an_endless_semi_join_of_batches_forgets_them_too(least_rows: int) -> No
         found += work_off(join)
         snapshot = join.snapshot()
         held.append(sum(run.rows for run in join.runs[0]))
-        left_out += join.upkeep.rows_left_out
+        left_out += join.catalogue.upkeep.rows_left_out
     assert sorted(found) == [*range((turns - 3) * rows)]
     assert left_out > turns * rows / 2
     assert max(held[35:]) <= 1.5 * max(held[:35]) and max(held) < turns * rows / 4, held

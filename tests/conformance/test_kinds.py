@@ -16,8 +16,10 @@ from watersmeet.checks.multi_cases import make_preserving_case
 from watersmeet.core.kinds import KINDS
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.confluence.alone import Alone
+from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.joins.multiway.preserved import PreservedArrival
+from watersmeet.joins.multiway.preserved import Preserved, PreservedArrival
 from watersmeet.joins.sharded import Sharded
 from watersmeet.matching.matched import Matched, MatchedNumbers
 from watersmeet.policies.keeping import Keeping
@@ -65,10 +67,10 @@ def _few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page has eight rows, and there is room for four."""
     monkeypatch.setattr("watersmeet.runs.matched_bits._LEAST_PAGE", 1)
     monkeypatch.setattr("watersmeet.runs.matched_bits._MOST_PAGE", 1)
-    monkeypatch.setattr("watersmeet.joins.confluence.LEAST_BYTES", 4)
-    monkeypatch.setattr("watersmeet.joins.confluence._BITS_SHARE", 1 << 40)
-    monkeypatch.setattr("watersmeet.joins.multiway.confluence.LEAST_BYTES", 4)
-    monkeypatch.setattr("watersmeet.joins.multiway.confluence._BITS_SHARE", 1 << 40)
+    for part in ("confluence.operator", "confluence.catalogue", "multiway.confluence", "multiway.preserved"):
+        monkeypatch.setattr(f"watersmeet.joins.{part}.LEAST_BYTES", 4)
+    monkeypatch.setattr("watersmeet.joins.confluence.catalogue._BITS_SHARE", 1 << 40)
+    monkeypatch.setattr("watersmeet.joins.multiway.preserved._BITS_SHARE", 1 << 40)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ class ManyWatched(ManyConfluence):
 
     def close(self) -> None:
         Watched.seen += self.events
-        if self.matched is not None:
-            Watched.seen["versions of bits"] += self.matched.bits.written
+        if self.preserved is not None:
+            Watched.seen["versions of bits"] += self.preserved.matched.bits.written
         super().close()
 
 
@@ -177,11 +179,11 @@ def every_time(matched: Matched, side: int, source: Any, numbers: Any) -> Any:
     return real_mark(matched, side, source, numbers) | True
 
 
-def before_all_is_met(join: Confluence, side: int) -> bool:
+def before_all_is_met(alone: Alone, side: int) -> bool:
     """Rows come out alone while others still owe them something."""
-    return (
-        join._is_last(side) and bool(join.tables[side].rows or join.debts.runs[side]) and join._settling == [None] * 2
-    )
+    join = alone._join
+    rows = join.tables[side].rows or join.debts.runs[side]
+    return join.is_last(side) and bool(rows) and join.settlements.begun == [None] * 2
 
 
 def before_the_end(join: Confluence, side: int) -> bool:
@@ -189,9 +191,9 @@ def before_the_end(join: Confluence, side: int) -> bool:
     return join.spec.kind.preserved[side] and join.exhausted(side)
 
 
-def stays_without(join: Confluence, side: int, stayed: Any) -> None:
+def stays_without(flushing: Flushing, side: int, stayed: Any) -> None:
     """Rows that stay in memory lose their marks."""
-    real_bring_back(join, side, stayed._replace(marks=None))
+    real_bring_back(flushing, side, stayed._replace(marks=None))
 
 
 def never_noted(arrival: TrackedArrival) -> None:
@@ -204,7 +206,7 @@ def one_page_too_far(bits: MatchedBits, name: str, start: int, most: int) -> Any
     return found, stop + (len(found) == most)
 
 
-real_write, real_bring_back, real_unmarked_from = MatchedBits._write, Confluence._bring_back, MatchedBits.unmarked_from
+real_write, real_bring_back, real_unmarked_from = MatchedBits._write, Flushing.bring_back, MatchedBits.unmarked_from
 
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], type[Any]]] = {
     "a flush loses marks": (Filling, "add", written_without, Confluence),
@@ -213,9 +215,9 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], type[Any]]] = {
     "a snapshot loses bits": (MatchedBits, "load", opened_without, Confluence),
     "bits are written once and never again": (MatchedBits, "_write", oldest_version, Confluence),
     "the second partner counts as the first": (Matched, "mark", every_time, Confluence),
-    "rows come out before all is met": (Confluence, "_is_settled", before_all_is_met, Confluence),
-    "rows come out before the end": (Confluence, "_is_last", before_the_end, Confluence),
-    "rows that stay lose marks": (Confluence, "_bring_back", stays_without, Keeper),
+    "rows come out before all is met": (Alone, "has_come", before_all_is_met, Confluence),
+    "rows come out before the end": (Confluence, "is_last", before_the_end, Confluence),
+    "rows that stay lose marks": (Flushing, "bring_back", stays_without, Keeper),
     "rows that match nothing come twice": (TrackedArrival, "_note_nulls", never_noted, Confluence),
     "a row behind a full buffer is passed over": (MatchedBits, "unmarked_from", one_page_too_far, Confluence),
 }
@@ -245,7 +247,7 @@ def make_restored(seed: int, join: type[Any]) -> Case:
     return next(case for case in cases if case.restores)
 
 
-def in_no_result(join: ManyConfluence, ids: Any) -> None:
+def in_no_result(preserved: Preserved, ids: Any) -> None:
     """Nobody is told that a row is in a result."""
 
 
@@ -253,11 +255,10 @@ def numbers_forgotten(matched: MatchedNumbers, state: Any) -> None:
     """A snapshot's marks are forgotten."""
 
 
-def before_the_others_end(join: ManyConfluence) -> bool:
+def before_the_others_end(preserved: Preserved) -> bool:
     """Rows come out alone though they have not met what is on disk."""
-    number = join.spec.preserved
-    assert number is not None
-    return join._is_of_no_use(number) and bool(join.tables[number].rows) and join._settling is None
+    join, number = preserved._join, preserved.number
+    return join.is_of_no_use(number) and bool(join.tables[number].rows) and join.settling is None
 
 
 def nulls_never_noted(arrival: PreservedArrival) -> None:
@@ -271,9 +272,9 @@ def passing_are_silent(arrival: PreservedArrival) -> Any:
 
 
 MANY_MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any]]] = {
-    "nobody is in a result": (ManyConfluence, "_in_results", in_no_result),
+    "nobody is in a result": (Preserved, "in_results", in_no_result),
     "a snapshot loses marks": (MatchedNumbers, "load", numbers_forgotten),
-    "rows come out before all is met": (ManyConfluence, "_is_settled", before_the_others_end),
+    "rows come out before all is met": (Preserved, "has_come", before_the_others_end),
     "rows that match nothing come twice": (PreservedArrival, "_note_nulls", nulls_never_noted),
     "rows that pass by are lost": (PreservedArrival, "_ids_of_slice", passing_are_silent),
 }

@@ -11,6 +11,7 @@ import pytest
 from watersmeet.checks import ConformanceError, conform, make_multi_case, run_case
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.confluence import ManyConfluence
+from watersmeet.joins.multiway.flushing import Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.matching import many_rows
 from watersmeet.matching.many_rows import Mixed, SettlingRows
@@ -114,18 +115,18 @@ def came_meanwhile(join: ManyConfluence, settlement: ManySettlement) -> None:
     join.settled = [table.rows for table in join.tables]
 
 
-def written_as_settled(join: ManyConfluence) -> None:
+def written_as_settled(flushing: Flushing) -> None:
     """Runs that owe do not say so."""
-    real_flush(join)
-    for disk in join.disks:
+    real_flush(flushing)
+    for disk in flushing._join.disks:
         disk.settle()
-    join._owing_on_disk = 0
+    flushing.owing_on_disk = 0
 
 
-def written_in_one_epoch(join: ManyConfluence) -> None:
+def written_in_one_epoch(flushing: Flushing) -> None:
     """Rows of two memory-fulls are taken for rows that were in memory together."""
-    real_flush(join)
-    for disk in join.disks:
+    real_flush(flushing)
+    for disk in flushing._join.disks:
         for each in disk.sets:
             each.epoch = min(each.epoch, 1)
 
@@ -140,7 +141,7 @@ def before_the_first_flush_nothing_has_settled(mixed: Mixed, inputs: Any, epoch:
     real_mixed(mixed, inputs, 0)
 
 
-real_settled, real_flush = ManyConfluence.settled_now, ManyConfluence._flush
+real_settled, real_flush = ManyConfluence.settled_now, Flushing.flush
 real_look_up, real_mixed = SettlingRows.look_up, Mixed.__init__
 
 MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = {
@@ -162,8 +163,8 @@ MUTANTS: dict[str, tuple[type[Any], str, Callable[..., Any], dict[str, Any]]] = 
     ),
     "what was found in memory is found again": (Mixed, "holds", lambda *arguments: None, {}),
     "settled rows are of the epoch in memory": (Mixed, "__init__", before_the_first_flush_nothing_has_settled, {}),
-    "runs that owe do not say so": (ManyConfluence, "_flush", written_as_settled, {"settling": LATE}),
-    "all runs that owe are of one epoch": (ManyConfluence, "_flush", written_in_one_epoch, {"settling": LATE}),
+    "runs that owe do not say so": (Flushing, "flush", written_as_settled, {"settling": LATE}),
+    "all runs that owe are of one epoch": (Flushing, "flush", written_in_one_epoch, {"settling": LATE}),
     "no run owes": (RunSet, "owes", property(lambda each: False), {"settling": LATE}),  # type: ignore[dict-item]
 }  # fmt: skip
 

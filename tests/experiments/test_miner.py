@@ -11,6 +11,7 @@ import pytest
 
 from watersmeet.checks.oracle.nested_loops import reference_combinations
 from watersmeet.cli import reproduce
+from watersmeet.joins.multiway.flushing import Flushing
 
 
 @pytest.fixture
@@ -58,13 +59,13 @@ def test_our_own_join_holds_as_many_rows_before_each_flush(
     """What it remembers of runs comes on top, from the first run to the last."""
     miner = modules("miner")
     held: list[int] = []
-    flush = miner.ManyConfluence._flush
+    flush = Flushing.flush
 
-    def counting(join: Any) -> None:
-        held.append(sum(table.rows for table in join.tables))
-        flush(join)
+    def counting(flushing: Any) -> None:
+        held.append(sum(table.rows for table in flushing._join.tables))
+        flush(flushing)
 
-    monkeypatch.setattr(miner.ManyConfluence, "_flush", counting)
+    monkeypatch.setattr(Flushing, "flush", counting)
     miner.memory_for.cache_clear()
     miner.chain(0.1, 1, inputs=inputs, memory=0.05, join=miner.OURS)
     rows = round(0.05 * (2 + 0.1 * (inputs - 2)) * 10_000)

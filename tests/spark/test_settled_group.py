@@ -266,9 +266,9 @@ def test_runs_stay_few_no_batch_pays_for_all_and_old_files_go(tmp_path: Path, mo
         pieces = [(0, left.slice(start, size)), (1, right.slice(start, size))]
         found += sum(b.num_rows for b in group.batch(number, pieces))
         start += size
-        merged = group.operators[-1].upkeep.rows_merged
+        merged = group.operators[-1].catalogue.upkeep.rows_merged
         assert merged <= 2 * 7 * max(600, 2 * size), "of each side and class of runs, twice as many as came"
-        unfinished += bool(group.operators[-1].upkeep.names)
+        unfinished += bool(group.operators[-1].catalogue.upkeep.names)
         runs = group.runs(number + 1)
         assert all(sum(entry.run.rows for entry in side) == start for side in runs)
         assert all(len({entry.birth for entry in side}) < 24 for side in runs)

@@ -79,4 +79,4 @@ def test_a_join_imports_no_operator_but_its_own() -> None:
         "print(*sorted(name for name in sys.modules if name.startswith('watersmeet.joins.')))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["watersmeet.joins.confluence"]
+    assert {name.split(".")[2] for name in done.stdout.split()} == {"confluence"}

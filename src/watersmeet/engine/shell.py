@@ -93,12 +93,7 @@ class Operator(ABC):
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
         self.refuse_unfit(spec)
-        least = self.least_memory(spec)
-        if memory < least:
-            raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
-                f"least {format_bytes(least)}"
-            )
+        self.refuse_too_little(spec, memory)
         self.spec = spec
         self.codec = self._make_codec()
         self.plans = self._make_plans()
@@ -172,6 +167,16 @@ class Operator(ABC):
             raise SpecError(
                 f"{cls.name} joins on equal values only, and a band of {spec.band.left!r} asks for close ones; use "
                 f"algorithm='confluence', 'diner' or 'pmj'"
+            )
+
+    @classmethod
+    def refuse_too_little(cls, spec: Any, memory: int) -> None:
+        """An error if so much memory is not enough."""
+        least = cls.least_memory(spec)
+        if memory < least:
+            raise BudgetError(
+                f"{format_bytes(memory)} of memory are too little for the {cls.name} join of these rows; allow at "
+                f"least {format_bytes(least)}"
             )
 
     # --- what an operator may hold its rows in ---

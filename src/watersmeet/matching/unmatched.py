@@ -84,16 +84,16 @@ class Unmatched:
 
 
 class UnmatchedTask:
-    """All rows of a side that have no partner, now that the other input has ended and nothing is owed any more.
+    """All rows of a side that are settled and have no partner.
 
-    Arrivals wait for it, as they do for what must settle first. When all were handed out, nobody needs the side's rows
-    any more, with a partner or without.
+    Arrivals wait for it, as they do for what must settle first. When all were handed out, whoever made it is told.
     """
 
-    def __init__(self, join: Any, side: int, parts: Sequence[Unmatched]) -> None:
+    def __init__(self, join: Any, side: int, parts: Sequence[Unmatched], over: Callable[[int], None]) -> None:
         self.side = side
         self._join = join
         self._parts = parts
+        self._over = over
         self._number = 0
 
     @property
@@ -113,8 +113,8 @@ class UnmatchedTask:
         return self.lookup.work(self._join.pairs, fuel, self._join.meter)
 
     def finish(self) -> None:
-        """All of them were handed out: the side is done with."""
-        self._join.side_is_over(self.side)
+        """All of them were handed out."""
+        self._over(self.side)
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""

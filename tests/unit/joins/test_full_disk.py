@@ -16,9 +16,8 @@ from watersmeet.core.errors import SpillError
 from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Arrive, End, Event, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.joins import confluence
-from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.wear import Wear
+from watersmeet.joins.confluence import Confluence, catalogue, operator
+from watersmeet.joins.confluence.wear import Wear
 from watersmeet.policies.settling import Settling
 from watersmeet.runs import matched_bits
 from watersmeet.spill.faulty_store import FaultyStore
@@ -100,8 +99,9 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
 ) -> None:
     # Room for three pages of 32 bits: they are written and read all the time.
     monkeypatch.setattr(matched_bits, "_LEAST_PAGE", 4)
-    monkeypatch.setattr(confluence, "LEAST_BYTES", 12)
-    monkeypatch.setattr(confluence, "_BITS_SHARE", 1 << 40)
+    for module in (operator, catalogue):
+        monkeypatch.setattr(module, "LEAST_BYTES", 12)
+    monkeypatch.setattr(catalogue, "_BITS_SHARE", 1 << 40)
     monkeypatch.setattr(Wear, "least", 8)
     clean = Store(MemoryStore())
     found, _, join = play(how, clean, fan_in)

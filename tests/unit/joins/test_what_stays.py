@@ -9,7 +9,8 @@ import pytest
 from watersmeet.core.arrays import Int32
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.joins.confluence import Confluence, Stayed
+from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.confluence.flushing import Flushing, Stayed
 from watersmeet.policies.keeping import Keeping
 from watersmeet.policies.settling import Settling
 from watersmeet.spill.store import MemoryStore
@@ -22,15 +23,19 @@ SETTLED = Settling(passes_saved=1 << 40)
 """Rows settle before they are written, always."""
 
 
-class Keeper(Confluence):
-    """Little evidence is enough for rows to stay."""
+class Watched(Flushing):
+    """Notes how large copies are."""
 
     most_copied = 0
 
-    def _copied(self, side: int, numbers: Int32) -> Stayed:
-        stayed = super()._copied(side, numbers)
+    def copied(self, side: int, numbers: Int32) -> Stayed:
+        stayed = super().copied(side, numbers)
         self.most_copied = max(self.most_copied, sum(column.nbytes for column in stayed.columns))
         return stayed
+
+
+class Keeper(Confluence):
+    """Little evidence is enough for rows to stay."""
 
     def _make_keeping(self) -> Keeping:
         return Keeping(1 << 10, evidence=1)
@@ -41,6 +46,7 @@ def test_frequent_rows_stay_within_the_budget(wide: int) -> None:
     random = np.random.default_rng(2)
     spec = JoinSpec(SCHEMA, SCHEMA, parse_on("key"))
     join, expected, found = Keeper(spec, 1 << 20, MemoryStore(), floor=0, settling=SETTLED), 0, 0
+    join.flushing = watched = Watched(join)
     seen = [np.zeros(10**6, np.int64) for _ in (0, 1)]
     for number in range(2 * BATCHES):
         side = number % 2
@@ -57,7 +63,7 @@ def test_frequent_rows_stay_within_the_budget(wide: int) -> None:
     assert found + drained(join) == expected
     assert join.events["flushed"] > 3
     assert join.budget.peak <= join.budget.total
-    assert join.most_copied <= join._block_bytes, "they fit into the buffer that runs are written through"
+    assert watched.most_copied <= join.workspace.block_bytes, "they fit into the buffer that runs are written through"
     assert (join.events["rows that stayed"] > 0) is (wide == 10)
     join.close()
 

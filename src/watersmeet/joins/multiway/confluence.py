@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int64
-from watersmeet.core.errors import BudgetError
+from watersmeet.core.arrays import Int64
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Step
 from watersmeet.engine.merging import MergeTask
@@ -21,36 +20,24 @@ from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.multiway.flushing import LEAST_SETS, RUN_BYTES, Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
-from watersmeet.joins.multiway.preserved import AloneTask, PreservedArrival
+from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
-from watersmeet.matching.matched import MatchedNumbers
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Slice
 from watersmeet.matching.together import Together
-from watersmeet.memory import format_bytes
 from watersmeet.policies.probing import SteadyOrder
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
-from watersmeet.runs.flush import write_run
-from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
-from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
-from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.runs.matched_bits import LEAST_BYTES
+from watersmeet.runs.run_set import RunSets
 from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
 from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
 
-_RUN_BYTES = 512
-"""What is remembered of a run."""
-_LEAST_SETS = 8
-"""Sets of runs of each input that there is always memory for."""
-_LEAST_FAN_IN = 2
-_MOST_FAN_IN = 256
-"""Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
-is a small share of the memory."""
-_RUNS_SHARE = 16
 _BUFFER_SHARE = 32
 _FLOOR = 6 << 20
 _MOST_BLOCK = 256 << 10
@@ -64,8 +51,6 @@ _LEAST_BLOCK_ROWS = 8
 _MOST_BLOCK_ROWS = 4096
 _BLOCKS = 128
 """Into so many blocks memory is divided, or more."""
-_BITS_SHARE = 64
-"""One part in so many of the memory is for bits of the preserved input's rows, if there is one."""
 
 
 class ManyConfluence(RoomFirst, MultiwayJoin):
@@ -137,12 +122,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         floor: int = _FLOOR,
         grain: Grain | None = None,
     ) -> None:
-        least = self.least_memory(spec)
-        if memory < least:
-            raise BudgetError(
-                f"{format_bytes(memory)} of memory are too little for the {self.name} join of these rows; allow at "
-                f"least {format_bytes(least)}"
-            )
+        self.refuse_too_little(spec, memory)
         self._floor = floor
         self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
@@ -154,80 +134,35 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.slice = Slice(self.sizing.combinations)
         """Through which rows go that settle, or are written."""
         share = memory // _BUFFER_SHARE
-        self._block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 12)))
+        block_bytes = max(self.sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 12)))
         self.beyond = self.sizing.beyond
-        for name, size in (("sorting", Slice.bytes_for(len(self.slice.rows))), ("writing", self._block_bytes)):
+        for name, size in (("sorting", Slice.bytes_for(len(self.slice.rows))), ("writing", block_bytes)):
             counted = min(size, share) if floor else size
             self.budget.reservation(name).grow(counted)
             self.beyond += size - counted
-        self._runs_a_flush = sum(map(len, spec.attributes))
-        self.catalogue.set_aside(_LEAST_SETS * self._runs_a_flush * _RUN_BYTES)
-        self._catalogued = 0
-        self._on_disk = self._owing_on_disk = 0
-        """Rows of all runs, and of those whose rows have yet to settle."""
-        fitting = memory // (_RUNS_SHARE * _RUN_BYTES * self._runs_a_flush)
-        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        self.flushing = Flushing(self, memory, fan_in, block_bytes)
         # Each settlement goes through what is on disk once for every two inputs: so more rows wait for each other.
         patience = max(1, _HASHES_A_PASS // len(spec.names))
         self._policy = settling or Settling(hashes_per_row=patience, passes_saved=patience)
-        self.epoch = 1
-        """Rows in memory are of this epoch."""
         self.settled = [0 for _ in spec.names]
         """Rows of each memtable with smaller numbers have settled."""
-        self._settling: ManySettlement | None = None
+        self.settling: ManySettlement | None = None
         """The settlement that has begun; if it gave way to arrivals, it goes on later."""
-        self._runs_changed = False
-        """Whether runs may be ready to be merged that were not before."""
-        self._written = 0
-        self._now = 0.0
         self._idle_share = self._policy.idle_hashes_per_row
         """Hashes that a row may go through in idle time."""
         self._idle = False
         """Whether this poll found nothing to do."""
-        self.matched: MatchedNumbers | None = None
+        self.preserved = Preserved(self, memory) if spec.preserved is not None else None
         """Which rows of the preserved input are in results, if there is one."""
-        if spec.preserved is not None:
-            self._track(memory)
 
     # --- what rows are kept in ---
-
-    def _track(self, memory: int) -> None:
-        """From now on it is known which rows of the preserved input are in results."""
-        size = max(LEAST_BYTES, memory // _BITS_SHARE)
-        self.budget.reservation("bits of rows").grow(size)
-        self.matched = MatchedNumbers(MatchedBits(self.store, size, self._new_bits, self._discard))
-        self.combinations.in_results = self._in_results
-
-    def _new_bits(self) -> str:
-        self._written += 1
-        return f"bits-{self._written}"
-
-    def _discard(self, names: list[str]) -> None:
-        self.saver.discard(names)
-
-    def _numbers_of(self, ids: Int64) -> Int64:
-        """The numbers of some rows of the preserved input."""
-        assert self.spec.preserved is not None
-        column = self.plans[self.spec.preserved].number
-        assert column is not None
-        numbers: Int64 = self.inputs[self.spec.preserved].gather_columns([column], ids)[0].to_numpy()
-        return numbers
-
-    def _in_results(self, ids: Int64) -> None:
-        assert self.matched is not None
-        self.matched.mark(self._numbers_of(ids))
-
-    def are_alone(self, ids: Int64) -> Bool:
-        """Which rows of the preserved input are in no result so far."""
-        assert self.matched is not None
-        return self.matched.unmarked(self._numbers_of(ids))
 
     @classmethod
     def least_memory(cls, spec: MultiSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
         runs = sum(map(len, spec.attributes))
         bits = 2 * LEAST_BYTES if spec.preserved is not None else 0
-        return super().least_memory(spec) + _LEAST_SETS * runs * _RUN_BYTES + bits
+        return super().least_memory(spec) + LEAST_SETS * runs * RUN_BYTES + bits
 
     @classmethod
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
@@ -277,28 +212,25 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""
-        self._now = now
         self._idle = self._task is None and not self.found.waiting and not self._arrivals_wait
         return super().poll(now, fuel)
 
     def wake_at(self) -> float | None:
         """At once, if idle time pays."""
-        return self._now if isinstance(self._task, ManySettlement) or self._idling_pays() else None
+        return self.now if isinstance(self._task, ManySettlement) or self._idling_pays() else None
 
     def check(self) -> None:
         """Assert the invariants."""
         super().check()
         for settled, table in zip(self.settled, self.tables, strict=True):
             assert 0 <= settled <= table.rows
-        assert self._on_disk == sum(disk.rows for disk in self.disks)
-        assert self._owing_on_disk == sum(disk.owing_rows for disk in self.disks)
-        assert all(each.epoch < self.epoch for disk in self.disks for each in disk.sets)
+        self.flushing.check()
 
     def close(self) -> None:
         """Let go of everything."""
         if isinstance(self._task, MergeTask) and not self._task.done:
             self._task.merge.abort()
-        self._settling = None
+        self.settling = None
         super().close()
 
     # --- who owes ---
@@ -311,42 +243,22 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     @property
     def owing(self) -> int:
         """How many rows have."""
-        if not self._on_disk:
+        if not self.flushing.on_disk:
             return 0
-        owing = self._owing_on_disk - sum(self.settled)
+        owing = self.flushing.owing_on_disk - sum(self.settled)
         for table in self.tables:
             owing += table.rows
         return owing
 
-    # --- rows that are in no result ---
-
     def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
         return (PreservedArrival if number == self.spec.preserved else Arrival)(self, number, batch, numbers)
 
-    def _is_settled(self) -> bool:
-        """Whether rows of the preserved input are there whose results have all been found, and no more will come."""
-        number = self.spec.preserved
-        if number is None or not self._is_of_no_use(number) or self.owes or self._settling is not None:
-            return False
-        return bool(self.tables[number].rows or self.disks[number].sets)
+    def is_of_no_use(self, number: int) -> bool:
+        """Whether an input's rows, once they have settled, wait for nobody."""
+        return all(self.exhausted(other) for other in range(len(self.disks)) if other != number)
 
     def _alone_task(self) -> AloneTask | None:
-        """Hand out the rows of the preserved input that are in no result, if all have settled."""
-        if not self._is_settled():
-            return None
-        assert self.spec.preserved is not None
-        self.events["rows without a partner settled"] += 1
-        return AloneTask(self, self.spec.preserved)
-
-    def input_is_over(self, number: int) -> None:
-        """All rows of an input are in results or came out alone: nobody needs them any more."""
-        self.clock += 1
-        self.tables[number].clear()
-        self.gone[number] = self.clock
-        self.settled[number] = 0
-        self.saver.discard(self.disks[number].segments)
-        self.disks[number].close()
-        self._count_runs()
+        return None if self.preserved is None else self.preserved.task()
 
     # --- work ---
 
@@ -356,7 +268,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _is_due(self, number: int = 0) -> bool:
         """Whether rows should settle before more arrive."""
         owing = self.owing
-        return owing > 0 and self._policy.is_worth_it(owing, self._on_disk)
+        return owing > 0 and self._policy.is_worth_it(owing, self.flushing.on_disk)
 
     def _next_task(self) -> Any:
         task = self._urgent_task() or super()._next_task()
@@ -369,7 +281,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         if not self.tables or self._done:
             return False
         owing = self.owing
-        return owing > 0 and owing * self._idle_share >= self._on_disk
+        return owing > 0 and owing * self._idle_share >= self.flushing.on_disk
 
     def _urgent_task(self) -> Any:
         if self._is_due():
@@ -378,8 +290,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             alone = self._alone_task()
             if alone is not None:
                 return alone
-        if self._runs_changed and self._settling is None:
-            task = self._merge_task()
+        if self.flushing.changed and self.settling is None:
+            task = self.flushing.merge_task()
             if task is not None:
                 return task
         if self.full:
@@ -388,17 +300,18 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             alone = self._alone_task()
             if alone is not None:
                 return alone
-            self._flush()
+            self.flushing.flush()
             self.full = False
             return self._urgent_task()
         return None
 
     def _has_urgent_work(self) -> bool:
-        if self.full or self._is_due() or self._is_settled():
+        if self.full or self._is_due() or (self.preserved is not None and self.preserved.has_come()):
             return True
         if self._task is not None and self._is_urgent(self._task):
             return True
-        return self._runs_changed and self._settling is None and any(map(self._to_merge, range(len(self.disks))))
+        runs = self.flushing
+        return runs.changed and self.settling is None and any(map(runs.to_merge, range(len(self.disks))))
 
     def _is_urgent(self, task: Any) -> bool:
         return isinstance(task, MergeTask | AloneTask) or (isinstance(task, ManySettlement) and task.urgent)
@@ -421,19 +334,19 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def _settle_task(self, why: str, urgent: bool = False) -> ManySettlement:
         """Go on with the settlement, or begin one of all rows that owe."""
-        if self._settling is None:
-            self._settling = ManySettlement(self, self.settled, [table.rows for table in self.tables], urgent)
+        if self.settling is None:
+            self.settling = ManySettlement(self, self.settled, [table.rows for table in self.tables], urgent)
             self.events[f"settled {why}"] += 1
             self.events["runs settled"] += sum(disk.owing for disk in self.disks)
-        self._settling.urgent = urgent
-        return self._settling
+        self.settling.urgent = urgent
+        return self.settling
 
     def settled_now(self, settlement: ManySettlement) -> None:
         """All rows that owed when a settlement began have met everything."""
-        self._settling = None
-        self._runs_changed = True
+        self.settling = None
+        self.flushing.changed = True
         self.settled = list(settlement.highs)
-        self._owing_on_disk = 0
+        self.flushing.owing_on_disk = 0
         for disk in self.disks:
             disk.settle()
         self._idle_share = self._policy.idle_share(self._idle_share, self._idling_pays())
@@ -444,161 +357,50 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         while sum(resident.nbytes for resident in each) > MOST_RESIDENT:
             max(each, key=lambda resident: resident.nbytes).let_go()
 
-    # --- rows that leave memory ---
-
     def _may_leave_owing(self) -> bool:
         """Whether all memtables may be written before their rows have settled: if that pays, and none has."""
-        if self._settling is not None or any(self.settled) or any(map(self._is_of_no_use, range(len(self.disks)))):
+        if self.settling is not None or any(self.settled) or any(map(self.is_of_no_use, range(len(self.disks)))):
             return False
-        most = min(self._policy.most_runs, self.budget.total // (8 * _RUN_BYTES * self._runs_a_flush))
+        most = min(self._policy.most_runs, self.budget.total // (8 * RUN_BYTES * self.flushing.runs_a_flush))
         if max(disk.owing for disk in self.disks) >= most:
             return False
-        return self._policy.can_wait(self.owing, self._on_disk)
-
-    def _is_of_no_use(self, number: int) -> bool:
-        """Whether an input's rows, once they have settled, wait for nobody."""
-        return all(self.exhausted(other) for other in range(len(self.disks)) if other != number)
-
-    def _flush(self) -> None:
-        """Write all memtables; that their rows owe, if they do, is said by their runs."""
-        owes = self.owes
-        self.clock += 1
-        self.events["flushed owing" if owes else "flushed"] += 1
-        written: dict[int, tuple[SortedRun, ...]] = {}
-        try:
-            for number, table in enumerate(self.tables):
-                if table.rows and (owes or not self._is_of_no_use(number)):
-                    written[number] = self._write_runs(number, table)
-        except BaseException:
-            for runs in written.values():
-                self._remove([run.name for run in runs])
-            raise
-        for number, runs in written.items():
-            self.disks[number].sets.append(RunSet(runs, self.epoch if owes else 0))
-        for number, table in enumerate(self.tables):
-            table.clear()
-            self.gone[number] = self.clock
-            self.settled[number] = 0
-            if not owes and self._is_of_no_use(number):
-                self.saver.discard(self.disks[number].segments)
-                self.disks[number].close()
-        self.epoch += 1
-        self._count_runs()
-
-    def _write_runs(self, number: int, table: ManyMemtable) -> tuple[SortedRun, ...]:
-        """The rows of a memtable once for each attribute, in the order of its hashes."""
-        runs: list[SortedRun] = []
-        try:
-            for attribute, order in enumerate(table.orders):
-                name = self._new_name(number, attribute)
-                buffers = self.slice.hashes, self.slice.rows
-                runs.append(write_run(self.store, name, table, *buffers, self._block_bytes, order))
-        except BaseException:
-            self._remove([run.name for run in runs])
-            raise
-        self.meter.pages_written += sum(self._pages_of(run.rows, run.nbytes) for run in runs)
-        self.meter.seeks += len(runs)
-        return tuple(runs)
-
-    def _pages_of(self, rows: int, nbytes: int) -> int:
-        """Pages of so many rows of a run."""
-        return -(-nbytes // self.sizing.page_bytes) if self.pages is None else self.pages.of(rows)
-
-    def _remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.store.remove(name)
-
-    def _new_name(self, number: int, attribute: int) -> str:
-        self._written += 1
-        return f"run-{number}-{attribute}-{self._written}"
-
-    def _count_runs(self) -> None:
-        """Runs have changed: take note of where rows are, and of the memory that this takes."""
-        self._runs_changed = True
-        for rows in self.inputs:
-            rows.runs_changed()
-        self._on_disk = sum(disk.rows for disk in self.disks)
-        self._owing_on_disk = sum(disk.owing_rows for disk in self.disks)
-        self.catalogue.shrink(self._catalogued * _RUN_BYTES)
-        self._catalogued = sum(len(disk.segments) for disk in self.disks)
-        self.catalogue.grow(self._catalogued * _RUN_BYTES)
-
-    # --- runs that become one ---
-
-    def _to_merge(self, number: int) -> list[RunSet]:
-        return self.disks[number].to_merge(self._fan_in)
-
-    def _merge_task(self) -> MergeTask | None:
-        for number, table in enumerate(self.tables):
-            sets = self._to_merge(number)
-            if sets:
-                names = [self._new_name(number, attribute) for attribute in range(len(table.orders))]
-                return MergeTask(self, number, SetMerge(self.store, names, sets, self._block_bytes))
-        self._runs_changed = False
-        return None
-
-    def merge_some(self, merge: SetMerge) -> int:
-        """Go on with a merge; returns the fuel that took."""
-        passed = merge.work()
-        rows = sum(each.rows for each in merge.sets)
-        nbytes = sum(run.nbytes for each in merge.sets for run in each.runs) // len(merge.sets[0].runs)
-        # All rows are passed twice: for their hashes, then for the rest.
-        pages = -(-passed * self._pages_of(rows, nbytes) // (2 * rows))
-        self.meter.pages_read += pages
-        self.meter.pages_written += pages
-        if self.pages is not None:
-            self.meter.seeks += -(-pages // self.pages.at_once)
-        return max(1, passed)
-
-    def merged(self, number: int, merge: SetMerge) -> None:
-        """A merged set takes the place of those that it was made of."""
-        assert merge.merged is not None
-        self.events["merged"] += 1
-        self.disks[number].replace(merge.sets, merge.merged)
-        for each in merge.sets:
-            let_go(each.runs)
-        self.saver.discard([run.name for each in merge.sets for run in each.runs])
-        self._count_runs()
+        return self._policy.can_wait(self.owing, self.flushing.on_disk)
 
     # --- snapshots ---
 
     def _own_segments(self) -> list[str]:
-        if self.matched is None:
-            return []
-        self._saved_bits = self.matched.to_state()
-        return [self._saved_bits[0]] if self._saved_bits[0] is not None else []
-
-    _saved_bits: list[Any] | None = None
+        return [] if self.preserved is None else self.preserved.save()
 
     def _own_state(self) -> dict[str, Any]:
-        aside = self._settling if self._settling is not self._task else None
+        aside = self.settling if self.settling is not self._task else None
         waiting = self.combinations.waiting if self._task is None else 0  # it has just given way
         return {
-            "matched": self._saved_bits,
-            "epoch": self.epoch,
+            "matched": None if self.preserved is None else self.preserved.saved,
+            "epoch": self.flushing.epoch,
             "settled": list(self.settled),
             "settling": None if aside is None else aside.state(waiting),
             "full": self.full,
-            "written": self._written,
+            "written": self.flushing.written,
             "idle_share": self._idle_share,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.epoch, self.settled = state["epoch"], list(state["settled"])
-        self.full, self._written = state["full"], state["written"]
-        self._idle_share = state["idle_share"]
-        if self.matched is not None:
-            self.matched.load(state["matched"])
-        self._count_runs()
+        self.settled = list(state["settled"])
+        self.flushing.epoch, self.flushing.written = state["epoch"], state["written"]
+        self.full, self._idle_share = state["full"], state["idle_share"]
+        if self.preserved is not None:
+            self.preserved.load(state["matched"])
+        self.flushing.count()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         if state["settling"] is not None:
-            self._settling = ManySettlement.load(self, state["settling"])
+            self.settling = ManySettlement.load(self, state["settling"])
         if state["task"] is None or state["task"]["kind"] != "merge":
             super()._load_tasks(state, waiting)
 
     def _load_task(self, state: dict[str, Any]) -> Any:
         if state["kind"] == "alone":
-            return AloneTask(self, state["number"], state["part"], *state["place"])
-        self._settling = ManySettlement.load(self, state)
-        return self._settling
+            assert self.preserved is not None
+            return AloneTask(self, self.preserved, state["part"], *state["place"])
+        self.settling = ManySettlement.load(self, state)
+        return self.settling

@@ -74,7 +74,7 @@ class ManySettlement(DrivenTask):
         super().__init__(join, 0)
         self.lows, self.highs = list(lows), list(highs)
         self.urgent = urgent
-        self._mixed = Mixed(join.inputs, join.epoch)
+        self._mixed = Mixed(join.inputs, join.flushing.epoch)
         self._owing: OwingInput | None = None
         self._searched: list[SettlingRows] = []
         self._taken: list[_Taken] = []

@@ -8,21 +8,26 @@ is handed out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int64
+from watersmeet.core.arrays import Bool, Int64
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.matching.found_combinations import BATCH, TABLE, Passing, places
 from watersmeet.matching.many_rows import run_number
+from watersmeet.matching.matched import MatchedNumbers
 from watersmeet.records.intake import Received
+from watersmeet.runs.matched_bits import LEAST_BYTES, MatchedBits
 
 if TYPE_CHECKING:
     from watersmeet.joins.multiway.confluence import ManyConfluence
 
 _NULLS, _ROWS, _ALONE = "nulls", "rows", "alone"
+_BITS_SHARE = 64
+"""One part in so many of the memory is for bits of the rows."""
 _ROWS_A_FUEL = 16
 """Rows that are passed for as much fuel as a result takes."""
 
@@ -93,7 +98,8 @@ class PreservedArrival(Arrival):
     def _ids_of_slice(self) -> Int64:
         """Those of the slice at hand that have found nobody, who passes by."""
         ids = places(BATCH, np.arange(self._slice, dtype=np.int32))
-        return ids[self.join.are_alone(ids)]
+        assert self.join.preserved is not None
+        return ids[self.join.preserved.are_alone(ids)]
 
     def _end_stage(self) -> None:
         if self._stage == _NULLS:
@@ -140,16 +146,85 @@ class PreservedArrival(Arrival):
             self._ids, self._told = self._ids_of_nulls(), state["told"]
 
 
+class Preserved:
+    """Part of an operator: which rows of the preserved input are in results, and when the others come out.
+
+    That is when all other inputs have ended and nothing is owed: then all its rows are settled.
+    """
+
+    def __init__(self, join: ManyConfluence, memory: int) -> None:
+        assert join.spec.preserved is not None
+        self._join = join
+        self.number = join.spec.preserved
+        size = max(LEAST_BYTES, memory // _BITS_SHARE)
+        join.budget.reservation("bits of rows").grow(size)
+        new_bits = partial(join.flushing.new_name, "bits")
+        self.matched = MatchedNumbers(MatchedBits(join.store, size, new_bits, lambda names: join.saver.discard(names)))
+        join.combinations.in_results = self.in_results
+        self.saved: list[Any] | None = None
+        """What the last snapshot says."""
+
+    def _numbers_of(self, ids: Int64) -> Int64:
+        """The numbers of some rows."""
+        column = self._join.plans[self.number].number
+        assert column is not None
+        numbers: Int64 = self._join.inputs[self.number].gather_columns([column], ids)[0].to_numpy()
+        return numbers
+
+    def in_results(self, ids: Int64) -> None:
+        """Results with these rows are handed out."""
+        self.matched.mark(self._numbers_of(ids))
+
+    def are_alone(self, ids: Int64) -> Bool:
+        """Which rows are in no result so far."""
+        return self.matched.unmarked(self._numbers_of(ids))
+
+    def has_come(self) -> bool:
+        """Whether rows are there whose results have all been found, and no more will come."""
+        join = self._join
+        if not join.is_of_no_use(self.number) or join.owes or join.settling is not None:
+            return False
+        return bool(join.tables[self.number].rows or join.disks[self.number].sets)
+
+    def task(self) -> AloneTask | None:
+        """Hand out the rows that are in no result, if all have settled."""
+        if not self.has_come():
+            return None
+        self._join.events["rows without a partner settled"] += 1
+        return AloneTask(self._join, self)
+
+    def is_over(self) -> None:
+        """All rows are in results or came out alone: nobody needs them any more."""
+        self._join.clock += 1
+        self._join.flushing.forget_rows(self.number)
+        self._join.flushing.forget_runs(self.number)
+        self._join.flushing.count()
+
+    # --- snapshots ---
+
+    def save(self) -> list[str]:
+        """Write the bits that have changed; returns the segment that they are in, if there is one."""
+        self.saved = self.matched.to_state()
+        return [self.saved[0]] if self.saved[0] is not None else []
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Take over what a snapshot says."""
+        self.matched.load(state)
+
+
 class AloneTask:
     """All rows of the preserved input that are in no result, now that the others have ended and nothing is owed.
 
     Arrivals wait for it. When all were handed out, nobody needs the input's rows any more.
     """
 
-    def __init__(self, join: ManyConfluence, number: int, part: int = 0, start: int = 0, handed: int = 0) -> None:
+    def __init__(
+        self, join: ManyConfluence, preserved: Preserved, part: int = 0, start: int = 0, handed: int = 0
+    ) -> None:
         """From a row of a part on, of which so many that are alone were handed out."""
-        self.number = number
         self._join = join
+        self._preserved = preserved
+        number = preserved.number
         self._part, self._start, self._skip = part, start, handed
         self._next, self._filled = start, 0
         sets = join.inputs[number].disk.sets
@@ -170,7 +245,7 @@ class AloneTask:
         self._start = self._next
         self._next = min(self._rows[self._part], self._start + join.sizing.combinations)
         ids = np.arange(self._start, self._next) | (self._sources[self._part] << 32)
-        found = ids[join.are_alone(ids)] if len(ids) else ids
+        found = ids[self._preserved.are_alone(ids)] if len(ids) else ids
         self._filled = len(found)
         found, self._skip = found[self._skip :], 0
         if len(found):
@@ -179,10 +254,10 @@ class AloneTask:
 
     def finish(self) -> None:
         """The input is done with."""
-        self._join.input_is_over(self.number)
+        self._preserved.is_over()
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
         waiting = self._join.combinations.waiting
         place = [self._start, self._filled - waiting] if waiting else [self._next, self._skip]
-        return {"kind": "alone", "number": self.number, "part": self._part, "place": place}
+        return {"kind": "alone", "number": self._preserved.number, "part": self._part, "place": place}

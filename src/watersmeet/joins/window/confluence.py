@@ -18,27 +18,25 @@ from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec, Output
-from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.core.windows import TimeSpan, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.emission import EmitTask, FoundOrHeld
 from watersmeet.engine.held_results import LEAST_HELD, HeldResults
 from watersmeet.engine.sizing import Sizing
 from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival, WindowUnmatchedTask
-from watersmeet.matching.debts import RunEntry
+from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import OwingRows, Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
-from watersmeet.matching.unmatched import UnmatchedTask
 from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.result_times import ResultTimes
 from watersmeet.records.times import FLOOR, TIME, WindowCodec, WindowPlan
-from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.runs.sorted_run import let_go
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
@@ -127,9 +125,9 @@ class WindowConfluence(Confluence):
     plans: tuple[WindowPlan, WindowPlan]
     tables: tuple[WindowMemtable, ...]
     debts: WindowDebts
+    alone: SettledRows
 
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
-        self.alone = SettledRows(self)
         self.passed_by_batches: list[int] | None = None
         """Where rows come in batches: how far the inputs had come before this one."""
         super().__init__(spec, memory, store, **options)
@@ -170,13 +168,17 @@ class WindowConfluence(Confluence):
     def _make_keeping(self) -> None:
         """Rows stay for as long as others may come within their window, in the order of their times."""
 
+    def _make_alone(self) -> SettledRows:
+        return SettledRows(self)
+
     def _make_debts(self) -> WindowDebts:
         return WindowDebts(self.tables, self.timed.timing)
 
-    def _reach(self, side: int) -> BandKeys | TimeReach | None:
-        return self.codec.of(side) if isinstance(self.codec, TimeKeys) else super()._reach(side)
+    def reach(self, side: int) -> BandKeys | TimeReach | None:
+        return self.codec.of(side) if isinstance(self.codec, TimeKeys) else super().reach(side)
 
-    def _condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
+    def condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
+        """Their times are to be close enough."""
         return partial(SettlingWithinWindow, self.timed.timing, side)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
@@ -187,7 +189,7 @@ class WindowConfluence(Confluence):
         def close_enough(probes: Int32, rows: Int32) -> Bool:
             return within.holds(probes, other, rows)
 
-        between, reach = Between(side, source, other), self._reach(side)
+        between, reach = Between(side, source, other), self.reach(side)
         if reach is not None:
             return TimedRangeLookup(reach.probe(hashes, columns), other, between, self, close_enough)
         return TimedLookup(Probe(hashes, other.buckets_of(hashes)), other, between, self, close_enough)
@@ -200,22 +202,9 @@ class WindowConfluence(Confluence):
     def _arrival_kind(self, side: int) -> type[TimedArrival]:
         return TrackedTimedArrival if self.spec.kind.tracked[side] else TimedArrival
 
-    def _is_settled(self, side: int) -> bool:
-        return self.alone.has_come(side)
-
-    def _unmatched_task(self, side: int) -> UnmatchedTask | None:
-        return self.alone.task(side)
-
-    def _forget_rows(self, side: int) -> None:
-        self.alone.rows_dropped(side, self.tables[side].rows)
-        super()._forget_rows(side)
-
-    def _carry_bits(self, side: int, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
-        super()._carry_bits(side, runs, merged)
-        self.alone.runs_dropped(side, [run.name for run in runs])
-
-    def _entry(self, side: int, run: SortedRun, since: int, owes_before: int | None = None) -> RunEntry:
-        return replace(super()._entry(side, run, since, owes_before), span=self.tables[side].span_from(0))
+    def span_of(self, side: int) -> TimeSpan:
+        """From when until when the rows of a memtable are."""
+        return self.tables[side].span_from(0)
 
     @property
     def window_rows(self) -> int:
@@ -224,7 +213,7 @@ class WindowConfluence(Confluence):
 
     def report(self) -> Report:
         """Where it is, and how late pairs were."""
-        delays = self.timed.delays.plus(self.lateness)
+        delays = self.timed.delays.plus(self.settlements.lateness)
         return replace(super().report(), window=self.timed.figures(self.window_rows, delays))
 
     def wake_at(self) -> float | None:
@@ -319,10 +308,10 @@ class WindowConfluence(Confluence):
         if self._task is not None or self._arrivals_wait or any(self.debts.owes(side) for side in (0, 1)):
             return
         # Such runs are small, and are opened again if another worker goes on.
-        self._fan_in = min(self._fan_in, _PUT_AWAY_FAN_IN)
+        self.catalogue.fan_in = min(self.catalogue.fan_in, _PUT_AWAY_FAN_IN)
         for side, table in enumerate(self.tables):
             if table.rows:
-                self._flush(side)
+                self.flushing.flush(side)
                 self.events["put away"] += 1
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
@@ -343,11 +332,6 @@ class WindowConfluence(Confluence):
             self.held.load(state["held"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:
-        if state["kind"] == "unmatched":
-            side, before = state["side"], state["before"]
-            task = WindowUnmatchedTask(self, self.alone, side, before)
-            task.resume(state)
-            return task
         return EmitTask(self, state["before"]) if state["kind"] == "emit" else super()._load_task(state)
 
     def _load_rows(self, snapshot: Snapshot) -> None:
@@ -380,7 +364,7 @@ class WindowConfluence(Confluence):
         """Let the first rows of each memtable go if one in so many has expired, or all."""
         some = False
         for side, table in enumerate(self.tables):
-            if not table.rows or self._settling[side] is not None:
+            if not table.rows or self.settlements.begun[side] is not None:
                 continue  # rows on their way through runs are known by their numbers
             most = self.alone.may_expire(side, self.debts.settled[side] if self.debts.rows_owe(side) else table.rows)
             count = table.let_expire(self.expired_before(side), most)
@@ -389,7 +373,7 @@ class WindowConfluence(Confluence):
                 table.drop_first(count)
                 self.debts.rows_dropped(side, count)
                 self.alone.rows_dropped(side, count)
-                self._came[side].count_from(count)
+                self.settlements.came[side].count_from(count)
                 self.events["expired blocks"] += -(-count // self.sizing.layout.block_rows)
                 some = True
         return some
@@ -399,17 +383,16 @@ class WindowConfluence(Confluence):
         if gone:
             names = [entry.run.name for entry in gone]
             let_go([entry.run for entry in gone])
-            if self.matched is not None and self.spec.kind.tracked[side]:
-                self.matched.bits.forget(names)
+            self.catalogue.forget_bits(side, names)
             self.alone.runs_dropped(side, names)
             self.saver.discard(names)
             self.events["expired runs"] += len(gone)
-            self._count_runs()
+            self.catalogue.count()
         return bool(gone)
 
     def _count_delayed(self, settlement: Settlement) -> None:
         """Count rows that had left their own window when they had met the last of what they had to meet."""
-        length, came = self.spec.seconds(settlement.side), self._came[settlement.side]
+        length, came = self.spec.seconds(settlement.side), self.settlements.came[settlement.side]
         if settlement.met is not None:
             return  # they have yet to meet others
         if length is None or came.first is None or self.now - came.first <= length:

@@ -32,6 +32,7 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.windows import TimeSpan
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.engine.windows import ALWAYS, TimedArrival, Windows
+from watersmeet.joins.confluence.alone import Alone
 from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.times import NEVER, TIME
@@ -83,24 +84,21 @@ class WindowUnmatchedTask(UnmatchedTask):
     """All rows of a side before a time that have no partner."""
 
     def __init__(self, join: Any, settled: SettledRows, side: int, before: int) -> None:
-        super().__init__(join, side, settled.unmatched(side, before))
-        self._settled = settled
+        super().__init__(join, side, settled.unmatched(side, before), partial(settled.passed, before=before))
         self._before = before
-
-    def finish(self) -> None:
-        """All of them were handed out, and are not to be once more."""
-        self._settled.passed(self.side, self._before)
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
         return {**super().to_state(), "before": self._before}
 
 
-class SettledRows:
+class SettledRows(Alone):
     """Part of an operator for windows: which rows come out alone, and when."""
 
+    _join: WindowConfluence
+
     def __init__(self, join: WindowConfluence) -> None:
-        self._join = join
+        super().__init__(join)
         self._passed_rows = [0, 0]
         """All rows of each memtable up to this number have come out, have a partner, or will have none asked for."""
         self._last_pass = [(0, NEVER), (0, NEVER)]
@@ -145,6 +143,12 @@ class SettledRows:
             return None
         self._join.events["rows without a partner settled"] += 1
         return WindowUnmatchedTask(self._join, self, side, self.settled_before(side))
+
+    def resumed(self, state: dict[str, Any]) -> UnmatchedTask:
+        """The task that was at hand when a snapshot was taken."""
+        task = WindowUnmatchedTask(self._join, self, state["side"], state["before"])
+        task.resume(state)
+        return task
 
     def unmatched(self, side: int, before: int) -> list[Unmatched]:
         """The rows of a side before a time that have no partner, wherever they lie."""

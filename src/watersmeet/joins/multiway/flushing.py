@@ -1,0 +1,174 @@
+"""Memory-fulls of several inputs become sets of runs, and many of these become few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from watersmeet.engine.merging import MergeTask
+from watersmeet.runs.flush import write_run
+from watersmeet.runs.run_set import RunSet, SetMerge
+from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.tables.many_memtable import ManyMemtable
+
+if TYPE_CHECKING:
+    from watersmeet.joins.multiway.confluence import ManyConfluence
+
+RUN_BYTES = 512
+"""What is remembered of a run."""
+LEAST_SETS = 8
+"""Sets of runs of each input that there is always memory for."""
+_LEAST_FAN_IN = 2
+_MOST_FAN_IN = 256
+"""Runs that are read through cost about as much as the one that they would be merged into; what is remembered of them
+is a small share of the memory."""
+_RUNS_SHARE = 16
+
+
+class Flushing:
+    """Part of an operator: writes all memtables at once, each in the order of each of its attributes."""
+
+    def __init__(self, join: ManyConfluence, memory: int, fan_in: int | None, block_bytes: int) -> None:
+        self._join = join
+        self._block_bytes = block_bytes
+        self.runs_a_flush = sum(map(len, join.spec.attributes))
+        """How many runs a memory-full becomes."""
+        join.catalogue.set_aside(LEAST_SETS * self.runs_a_flush * RUN_BYTES)
+        fitting = memory // (_RUNS_SHARE * RUN_BYTES * self.runs_a_flush)
+        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        self.epoch = 1
+        """Rows in memory are of this epoch."""
+        self.on_disk = 0
+        """Rows of all runs."""
+        self.owing_on_disk = 0
+        """Of those whose rows have yet to settle."""
+        self.changed = False
+        """Whether runs may be ready to be merged that were not before."""
+        self.written = 0
+        """How many names were given."""
+        self._counted = 0
+
+    def new_name(self, what: str) -> str:
+        """A name that nothing had before."""
+        self.written += 1
+        return f"{what}-{self.written}"
+
+    # --- rows that leave memory ---
+
+    def flush(self) -> None:
+        """Write all memtables; that their rows owe, if they do, is said by their runs."""
+        join, owes = self._join, self._join.owes
+        join.clock += 1
+        join.events["flushed owing" if owes else "flushed"] += 1
+        written: dict[int, tuple[SortedRun, ...]] = {}
+        try:
+            for number, table in enumerate(join.tables):
+                if table.rows and (owes or not join.is_of_no_use(number)):
+                    written[number] = self._write(number, table)
+        except BaseException:
+            for runs in written.values():
+                self._remove(runs)
+            raise
+        for number, runs in written.items():
+            join.disks[number].sets.append(RunSet(runs, self.epoch if owes else 0))
+        for number in range(len(join.tables)):
+            self.forget_rows(number)
+            if not owes and join.is_of_no_use(number):
+                self.forget_runs(number)
+        self.epoch += 1
+        self.count()
+
+    def _write(self, number: int, table: ManyMemtable) -> tuple[SortedRun, ...]:
+        """The rows of a memtable once for each attribute, in the order of its hashes."""
+        join, runs = self._join, list[SortedRun]()
+        try:
+            for attribute, order in enumerate(table.orders):
+                name = self.new_name(f"run-{number}-{attribute}")
+                buffers = join.slice.hashes, join.slice.rows
+                runs.append(write_run(join.store, name, table, *buffers, self._block_bytes, order))
+        except BaseException:
+            self._remove(runs)
+            raise
+        join.meter.pages_written += sum(self._pages_of(run.rows, run.nbytes) for run in runs)
+        join.meter.seeks += len(runs)
+        return tuple(runs)
+
+    def _remove(self, runs: Sequence[SortedRun]) -> None:
+        for run in runs:
+            self._join.store.remove(run.name)
+
+    def forget_rows(self, number: int) -> None:
+        """A memtable is empty now."""
+        join = self._join
+        join.tables[number].clear()
+        join.gone[number] = join.clock
+        join.settled[number] = 0
+
+    def forget_runs(self, number: int) -> None:
+        """Runs of an input wait for nobody."""
+        disk = self._join.disks[number]
+        self._join.saver.discard(disk.segments)
+        disk.close()
+
+    def count(self) -> None:
+        """Runs have changed: take note of where rows are, and of the memory that this takes."""
+        join = self._join
+        self.changed = True
+        for rows in join.inputs:
+            rows.runs_changed()
+        self.on_disk = sum(disk.rows for disk in join.disks)
+        self.owing_on_disk = sum(disk.owing_rows for disk in join.disks)
+        join.catalogue.shrink(self._counted * RUN_BYTES)
+        self._counted = sum(len(disk.segments) for disk in join.disks)
+        join.catalogue.grow(self._counted * RUN_BYTES)
+
+    def _pages_of(self, rows: int, nbytes: int) -> int:
+        """Pages of so many rows of a run."""
+        join = self._join
+        return -(-nbytes // join.sizing.page_bytes) if join.pages is None else join.pages.of(rows)
+
+    # --- runs that become one ---
+
+    def to_merge(self, number: int) -> list[RunSet]:
+        """Sets of runs of an input that are to become one, if there are any."""
+        return self._join.disks[number].to_merge(self._fan_in)
+
+    def merge_task(self) -> MergeTask | None:
+        """Merge runs, of any input, that are to become one; None if there are none."""
+        for number, table in enumerate(self._join.tables):
+            sets = self.to_merge(number)
+            if sets:
+                names = [self.new_name(f"run-{number}-{attribute}") for attribute in range(len(table.orders))]
+                return MergeTask(self, number, SetMerge(self._join.store, names, sets, self._block_bytes))
+        self.changed = False
+        return None
+
+    def merge_some(self, merge: SetMerge) -> int:
+        """Go on with a merge; returns the fuel that took."""
+        passed, join = merge.work(), self._join
+        rows = sum(each.rows for each in merge.sets)
+        nbytes = sum(run.nbytes for each in merge.sets for run in each.runs) // len(merge.sets[0].runs)
+        # All rows are passed twice: for their hashes, then for the rest.
+        pages = -(-passed * self._pages_of(rows, nbytes) // (2 * rows))
+        join.meter.pages_read += pages
+        join.meter.pages_written += pages
+        if join.pages is not None:
+            join.meter.seeks += -(-pages // join.pages.at_once)
+        return max(1, passed)
+
+    def merged(self, number: int, merge: SetMerge) -> None:
+        """A merged set takes the place of those that it was made of."""
+        assert merge.merged is not None
+        self._join.events["merged"] += 1
+        self._join.disks[number].replace(merge.sets, merge.merged)
+        for each in merge.sets:
+            let_go(each.runs)
+        self._join.saver.discard([run.name for each in merge.sets for run in each.runs])
+        self.count()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        disks = self._join.disks
+        assert self.on_disk == sum(disk.rows for disk in disks)
+        assert self.owing_on_disk == sum(disk.owing_rows for disk in disks)
+        assert all(each.epoch < self.epoch for disk in disks for each in disk.sets)
