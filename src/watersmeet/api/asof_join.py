@@ -23,6 +23,10 @@ from watersmeet.sources import Source
 if TYPE_CHECKING:
     from watersmeet.spill import FileStore
 
+_TABLE_ROWS = 32_768
+"""Rows of a table that are handed over together: about as many as are looked up together."""
+_QUEUE_ROWS = 4 * _TABLE_ROWS
+
 
 def asof_join(
     left: object,
@@ -91,7 +95,7 @@ def asof_join(
         from watersmeet.joins.asof.join import AsofJoin
 
         check_choice("asof", options, {"asof": AsofJoin})
-    sources = open_sources(zip(called, (left, right), strict=True))
+    sources = open_sources(zip(called, (left, right), strict=True), _TABLE_ROWS)
     if lateness is None:
         times = _measured(times, sources)
 
@@ -115,7 +119,7 @@ def asof_join(
 
     within = "" if tolerance is None else f" within {tolerance}"
     told = Told("asof_join", described(on or ()), how, window=f"{direction} by {time}{within}")
-    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen))
+    return Result(*open_run(sources, specify, make, settings, told=told, choose=chosen, queue_rows=_QUEUE_ROWS))
 
 
 def _measured(times: AsofTimes, sources: Sequence[Source]) -> AsofTimes:

@@ -17,10 +17,12 @@ from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
+from watersmeet.drivers.inbox import MAX_ROWS
 from watersmeet.drivers.live import LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
 from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.sources import Source, as_source
+from watersmeet.sources.base import BaseSource
 
 if TYPE_CHECKING:
     from watersmeet.live.page import Page
@@ -66,12 +68,18 @@ class Told:
     """What is joined with, and is no input that is read row by row."""
 
 
-def open_sources(inputs: Iterable[tuple[str, object]]) -> list[Source]:
-    """Every input as a source, by its name; if one cannot be opened, the others are closed again."""
+def open_sources(inputs: Iterable[tuple[str, object]], table_rows: int | None = None) -> list[Source]:
+    """Every input as a source, by its name; if one cannot be opened, the others are closed again.
+
+    Tables in memory, of which nobody has said otherwise, come in batches of up to `table_rows` rows, if that is given.
+    """
     sources: list[Source] = []
     try:
         for name, data in inputs:
-            sources.append(as_source(data, name))
+            made = as_source(data, name)
+            sources.append(made)
+            if table_rows is not None and made is not data and isinstance(made, BaseSource) and made.stays:
+                made.batch_rows = table_rows
     except BaseException:
         close_all(sources)
         raise
@@ -94,6 +102,7 @@ def open_run(
     told: Told,
     choose: Callable[[Spec], Choice],
     threads: int = 1,
+    queue_rows: int = MAX_ROWS,
 ) -> tuple[LiveRun, pa.Schema | None, Callable[[], Explanation]]:
     """A run over sources, which it closes, the result's schema where nobody has to be waited for, and what explains it.
 
@@ -105,6 +114,7 @@ def open_run(
     :param told: what the verb was told, to be explained.
     :param choose: from the spec to the algorithm that `make` would take.
     :param threads: how many run an operator that is in shards.
+    :param queue_rows: how many rows of an input may wait, at most.
     """
 
     def build(schemas: Sequence[pa.Schema], rest: int) -> LiveOperator:
@@ -124,7 +134,7 @@ def open_run(
         schema = specify(schemas).schema if schemas is not None else None
         run = LiveRun(
             sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress,
-            threads=threads,
+            threads=threads, queue_rows=queue_rows,
         )  # fmt: skip
         if settings.page is not None and settings.page is not False:
             from watersmeet.live.attach import attach

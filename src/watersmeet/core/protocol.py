@@ -138,6 +138,14 @@ class JoinOperator(Protocol):
         """
         ...
 
+    @property
+    def ahead(self) -> int | None:
+        """An input whose rows had better wait a little for those of the others; None: all are wanted as they come.
+
+        A driver asks before it hands rows over. It hands them over all the same when nothing comes of the others.
+        """
+        ...
+
     def report(self) -> Report:
         """What it says of itself beyond memory and disk."""
         ...
@@ -187,6 +195,11 @@ class PlainOperator:
     def patience(self) -> int:
         """Each row is wanted at once."""
         return 0
+
+    @property
+    def ahead(self) -> int | None:
+        """No input is ahead of the others."""
+        return None
 
     def report(self) -> Report:
         """Nothing beyond memory and disk."""

@@ -8,7 +8,8 @@ Every source is read by a thread of its own into a bounded queue; the consumer's
 
 Inputs are never pulled in turn, so a silent side cannot hold up the other. New rows end a silence at once, unless the
 operator has the patience to let some wait while it has reactive work. All that waits in the queues is handed over
-before a poll, so that many small batches cost the operator one round.
+before a poll, so that many small batches cost the operator one round; only an input that is ahead of the others, if the
+operator says so, waits for them, for no longer than a silence takes to be one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
 from watersmeet.drivers.crew import Crew, Shards
 from watersmeet.drivers.history import History
-from watersmeet.drivers.inbox import Bell, Inbox, Readable
+from watersmeet.drivers.inbox import MAX_ROWS, Bell, Inbox, Readable
 from watersmeet.drivers.parts import LiveOperator as LiveOperator
 from watersmeet.drivers.parts import Parts
 from watersmeet.drivers.progress import Progress
@@ -75,6 +76,7 @@ class LiveRun:
         observe: Observe | None = None,
         every: float = 0.1,
         threads: int = 1,
+        queue_rows: int = MAX_ROWS,
     ) -> None:
         """`build` makes the operator once all schemas are known: at once if they are given, else when the sources tell.
 
@@ -96,7 +98,7 @@ class LiveRun:
         self._threads = threads
         self._bell = Bell()
         room = queue_bytes(memory) // len(sources)
-        self._inboxes = [Inbox(source, self._bell, room) for source in sources]
+        self._inboxes = [Inbox(source, self._bell, room, queue_rows) for source in sources]
         self._parts = Parts(self._bell, self._inboxes)
         self._names = tuple(source.name for source in sources)
         self._rows_in = [0] * len(sources)
@@ -106,6 +108,10 @@ class LiveRun:
         self._rows_out = 0
         self._queue_peak = 0
         self._silent = False
+        self._held_back: int | None = None
+        """An input that is ahead of the others, and waits for them."""
+        self._waited: int | None = None
+        """One that has waited in vain, and does so no more until another speaks."""
         self._started: float | None = None
         self._first: float | None = None
         self._finished: float | None = None
@@ -284,6 +290,8 @@ class LiveRun:
                 raise ProtocolError(f"{type(operator).__name__} asks for input although all inputs have ended")
             return FUEL
         if any(inbox.error is not None for inbox in self._inboxes):
+            if self._held_back is not None:  # it failed just now: what was held back comes first
+                return 0
             raise self._source_error()
         if self._silent and status is Status.HAS_WORK:
             return REACTIVE_FUEL
@@ -299,13 +307,18 @@ class LiveRun:
         """Give the operator what waits in the queues (of a full one half, to let its reader go on); was there any?"""
         moved = False
         queued = 0
+        self._held_back = ahead = self._ahead(operator)
         for number, inbox in enumerate(self._inboxes):
             if inbox.end_told:
                 continue
             queued += inbox.held
+            if number == ahead:
+                continue
             ended = inbox.ended  # looked at before the queue: nothing is put once it has ended
             for item, size, counted in inbox.take():
                 moved = True
+                if number != self._waited:
+                    self._waited = None
                 rows = 0
                 if not isinstance(item, Punctuation):
                     operator.receive(Arrive(number, item))
@@ -320,6 +333,13 @@ class LiveRun:
                 inbox.end_told = moved = True
         self._queue_peak = max(self._queue_peak, queued)
         return moved
+
+    def _ahead(self, operator: LiveOperator) -> int | None:
+        """An input that is to wait for the others; none in a silence, or if one of them has failed."""
+        ahead = operator.ahead
+        if ahead is None or ahead == self._waited or self._silent:
+            return None
+        return None if any(inbox.error is not None for inbox in self._inboxes) else ahead
 
     def _release(self, outstanding: Sequence[int] | None = None) -> None:
         """What was handed over is worked off, but for so many rows: only now the queues have room for more."""
@@ -338,7 +358,7 @@ class LiveRun:
         while True:
             with bell.condition:
                 bell.asleep = True  # from here on a reader rings; what it put before, the next line sees
-                if self._parts.anything_new():
+                if self._parts.anything_new(self._held_back):
                     bell.asleep = False
                     return False
                 now = time.monotonic()
@@ -355,6 +375,9 @@ class LiveRun:
                 return False
         bell.asleep = False
         if stall_at is not None and now >= stall_at:
+            if self._held_back is not None and self._inboxes[self._held_back].ready:
+                self._waited = self._held_back
+                return False
             operator.receive(Stall())
             self._silent = True
             self.history.add(self.progress())  # so that it shows where the silence began

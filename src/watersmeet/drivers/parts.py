@@ -64,9 +64,9 @@ class Parts:
         self.closed = False
         self._last = Figures()
 
-    def anything_new(self) -> bool:
-        """Whether something waits in a queue that the operator has not been told."""
-        return any(inbox.ready for inbox in self.inboxes)
+    def anything_new(self, but: int | None = None) -> bool:
+        """Whether something waits in a queue, but for one of them, that the operator has not been told."""
+        return any(inbox.ready for number, inbox in enumerate(self.inboxes) if number != but)
 
     def anything_to_hand_over(self) -> bool:
         """The same, but for failures: those are told when all rows before them are worked off."""

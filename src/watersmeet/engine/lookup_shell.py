@@ -89,6 +89,11 @@ class LookupFrame(ABC):
         """Each row is wanted at once."""
         return 0
 
+    @property
+    def ahead(self) -> int | None:
+        """No input is ahead of the others."""
+        return None
+
     def __init__(self, spec: LookupSpec, memory: int, store: Store, relation: RelationReader) -> None:
         self.spec = spec
         self.store = store

@@ -291,6 +291,11 @@ class Operator(ABC):
         """Each row is wanted at once."""
         return 0
 
+    @property
+    def ahead(self) -> int | None:
+        """No input is ahead of the others."""
+        return None
+
     def report(self) -> Report:
         """Where its windows are, if there are any."""
         if self.windows is None:

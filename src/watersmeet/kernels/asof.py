@@ -1,4 +1,6 @@
-"""The nearest rows by time among those of one hash: found by galloping through rows in the order of hash and time."""
+"""The nearest rows by time among those of one hash: found by galloping through rows in the order of hash and time, or,
+where all rows are in the order of time, in one pass.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Int32, Int64, Uint64
-from watersmeet.kernels.addressed import read64
+from watersmeet.core.arrays import Bytes, Int32, Int64, Uint64
+from watersmeet.kernels.addressed import WORDS, read64
 from watersmeet.kernels.compile import inlined, kernel
 
 BACKWARD, FORWARD, NEAREST = 0, 1, 2
@@ -186,3 +188,103 @@ def merge_timed(
             at = child
         heap[at] = run
     return found
+
+
+@inlined
+def _word(base: Any, shift: Any, stride: Any, words: Any, row: Any) -> Any:
+    """The value of a row of one table in memory, in a column of words."""
+    return read64(read64(base + (row >> shift) * stride + words) + 8 * (row & ((1 << shift) - 1)))
+
+
+@kernel
+def ascends(sources: Int64, column: int, start: int, stop: int) -> bool:
+    """Whether a column of words ascends from one row of a table up to another."""
+    base, shift, stride, words = sources[0, 1], sources[0, 2], sources[0, 3], 8 * WORDS * column
+    last = _word(base, shift, stride, words, start)
+    for row in range(start + 1, stop):
+        word = _word(base, shift, stride, words, row)
+        if word < last:
+            return False
+        last = word
+    return True
+
+
+@inlined
+def _slot_of(slots: Any, hash_: Any) -> Any:
+    """Where a hash is among the slots, each a hash and a row, or the free place where it would be."""
+    mask = (slots.shape[0] >> 1) - 1
+    at = hash_ & mask
+    while slots[2 * at + 1] >= 0 and slots[2 * at] != hash_:
+        at = (at + 1) & mask
+    return 2 * at
+
+
+@kernel
+def fill_slots(slots: Int64, hashes: Int64) -> None:
+    """Put the last row of each hash into its slot."""
+    for row in range(hashes.shape[0]):
+        place = _slot_of(slots, hashes[row])
+        slots[place], slots[place + 1] = hashes[row], row
+
+
+@kernel
+def sweep(
+    slots: Int64,
+    state: Int64,
+    sources: Int64,
+    hashes: Int64,
+    left: Int64,
+    floors: Int64,
+    answered: Bytes,
+    bound: int,
+    probes: Int32,
+    found: Int64,
+    before: Int64,
+) -> bool:
+    """For left rows in the order of their floors, the last right row of the same hash up to each floor.
+
+    Right rows have these `hashes`, and ascend in time. `state` tells, and is told, how far right and left rows were
+    passed, how many of the latter were looked up, how many slots are used, and the last floor. A row that came late is
+    before its floor: if what it finds is later, it finds nobody. False if there are too few slots to go on.
+    """
+    base, shift, stride = sources[0, 1], sources[0, 2], sources[0, 3]
+    left_base, left_shift, left_stride = left[0, 1], left[0, 2], left[0, 3]
+    at, i, count, used = state[0], state[1], state[2], state[3]
+    rows = hashes.shape[0]
+    most = (slots.shape[0] >> 1) * 4 // 5
+    next_time = _word(base, shift, stride, np.int64(0), at) if at < rows else np.int64(0)
+    enough = True
+    while i < floors.shape[0] and count < found.shape[0]:
+        floor = floors[i]
+        if answered[i]:
+            i += 1
+            continue
+        if floor > bound:
+            break
+        while at < rows and next_time <= floor:
+            place = _slot_of(slots, hashes[at])
+            if slots[place + 1] < 0:
+                if used == most:
+                    enough = False
+                    break
+                used += 1
+                slots[place] = hashes[at]
+            slots[place + 1] = at
+            at += 1
+            if at < rows:
+                next_time = _word(base, shift, stride, np.int64(0), at)
+        if not enough:
+            break
+        row = slots[_slot_of(slots, _word(left_base, left_shift, left_stride, np.int64(8 * WORDS), i)) + 1]
+        if row >= 0 and (before.shape[0] or _word(left_base, left_shift, left_stride, np.int64(0), i) < floor):
+            time = _word(base, shift, stride, np.int64(0), row)
+            if time > _word(left_base, left_shift, left_stride, np.int64(0), i):
+                row = np.int64(NOBODY)
+            elif before.shape[0]:
+                before[count] = time
+        probes[count], found[count] = i, row
+        count += 1
+        i += 1
+        state[4] = floor
+    state[0], state[1], state[2], state[3] = at, i, count, used
+    return enough

@@ -136,13 +136,14 @@ class Forgetting:
         self._keys = tuple(plan.keys)
         self._plan = plan
         self._codec = None if exact else AsofCodec.of_right(spec)
+        self.exact = exact
+        """Whether rows of one hash have one key."""
         self.bound = bound
 
     def kept(self, hashes: Uint64, times: Int64, rows: Numbers, source: AddressedRows) -> Bool:
         """Of rows in their order, those that are asked for; the last of them is judged for itself."""
-        old = times < self.bound
         if self._direction == FORWARD:
-            return ~old
+            return times >= self.bound
         kept = np.ones(len(rows), np.bool_)
         kept[:-1] = (hashes[1:] != hashes[:-1]) | (times[1:] > self.bound)
         if self._codec is not None and not kept.all():
@@ -151,10 +152,15 @@ class Forgetting:
             equal = self._codec.equal(*pair)
             if equal is not None:
                 kept[gone[~equal]] = True
-        if self._timing.tolerance is not None and old.any():
-            away = self._timing.apart(np.full(len(times), self.bound), times)
-            kept &= ~(old & self._timing.beyond(away, self._reach))
-        return kept
+        return kept & self.near(times)
+
+    def near(self, times: Int64) -> Bool:
+        """Which rows are not so long before all who ask that the tolerance leaves them out."""
+        old = times < self.bound
+        if self._timing.tolerance is None or not old.any():
+            return np.ones(len(times), np.bool_)
+        away = self._timing.apart(np.full(len(times), self.bound), times)
+        return ~(old & self._timing.beyond(away, self._reach))
 
     def all_gone(self, latest: int) -> bool:
         """Whether rows up to a time are asked for no more."""

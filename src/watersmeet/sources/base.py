@@ -61,7 +61,8 @@ class BaseSource(ABC):
             raise SpecError(f"schema must be a pyarrow.Schema, not {type(schema).__name__}")
         self.name = name
         self._schema = None if schema is None else schema.remove_metadata()
-        self._batch_rows = batch_rows
+        self.batch_rows = batch_rows
+        """Of a batch at most."""
         self._begun = False
         self._closed = False
         self.promises = Promises()
@@ -101,7 +102,7 @@ class BaseSource(ABC):
 
     def _fitted_batches(self) -> Iterator[pa.RecordBatch]:
         schema = self.schema()
-        passes = _Passes(schema, self._batch_rows)
+        passes = _Passes(schema, self.batch_rows)
         for number, raw in enumerate(self._read(), 1):
             yield from (raw,) if passes(raw) else self._fitted(raw, schema, number)
 
@@ -127,7 +128,7 @@ class BaseSource(ABC):
             batch = conform(raw, schema)
         except Mismatch as mismatch:
             raise self._misfit(mismatch, f"batch {number}") from mismatch.__cause__
-        return pieces(batch, self._batch_rows)
+        return pieces(batch, self.batch_rows)
 
     def _misfit(self, mismatch: Mismatch, where: str) -> SourceError:
         """One sentence about rows that do not fit; `where` says which."""

@@ -81,7 +81,7 @@ class CursorSource(BaseSource):
             batch = self._fetch(schema)
 
     def _fetch(self, schema: pa.Schema | None) -> pa.RecordBatch | None:
-        rows = self._cursor.fetchmany(self._batch_rows)
+        rows = self._cursor.fetchmany(self.batch_rows)
         if not rows:
             return None
         names = schema.names if schema is not None else [column[0] for column in self._cursor.description]

@@ -91,7 +91,7 @@ class FileSource(BaseSource):
         """Open a file and compare what it holds with what the caller, or the first file, said."""
         self._current = file
         try:
-            opened = format_of(file).open(file, expected, self._batch_rows)
+            opened = format_of(file).open(file, expected, self.batch_rows)
         except (OSError, pa.ArrowException, ValueError) as error:
             reason = explain(first_line(error), file, [] if expected is None else expected.names)
             raise SourceError(f"{self._called(file)} cannot be read: {reason}") from error

@@ -43,7 +43,7 @@ class TableSource(BaseSource):
     def _read(self) -> Iterator[pa.RecordBatch]:
         table, self._table = self._table, None
         if table is not None:
-            yield from table.to_batches(max_chunksize=self._batch_rows)
+            yield from table.to_batches(max_chunksize=self.batch_rows)
 
     def close(self) -> None:
         """Drop the table."""

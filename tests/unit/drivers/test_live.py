@@ -47,6 +47,7 @@ class SimpleJoin(PlainOperator):
     name = "simple"
     reason = "it is a test"
     patience = 0
+    ahead: int | None = None
     at_poll: Callable[[], None] | None = None
     at_work: Callable[[int], None] | None = None
 
@@ -311,7 +312,7 @@ class Play:
         if not self.thread.is_alive():
             return True
         with self.sleepers:
-            ready = any(inbox.ready for inbox in self.bench.run._inboxes)
+            ready = self.bench.run._parts.anything_new(self.bench.run._held_back)
             return self._all_read() and not ready and self.sleepers.holds(self.thread)
 
     def finish(self) -> None:
@@ -377,6 +378,52 @@ def test_a_silent_side_does_not_hold_up_the_other(play: Callable[..., Play]) -> 
     assert run.rows == 3
     assert run.operator.told(End) == []
     run.finish()
+
+
+def test_an_input_that_is_ahead_waits_for_the_other(play: Callable[..., Play]) -> None:
+    run = play(wait=0.5)
+    run.send([left(1)], [right(1)])
+    run.operator.ahead = 1
+    run.send(rights=[right(1), right(1)])
+    run.advance(0.375)
+    assert run.rows == 1, "rows came that had better wait"
+    run.operator.ahead = None
+    run.send([left(1)])  # the other speaks, and nobody is ahead any more
+    assert run.rows == 1 + 2 + 3
+    assert run.operator.told(Stall) == []
+    run.finish()
+
+
+def test_an_input_that_is_ahead_waits_for_a_silent_one_only_once(play: Callable[..., Play]) -> None:
+    run = play(wait=0.5)
+    run.send([left(1)], [right(1)])
+    run.operator.ahead = 1
+    run.send(rights=[right(1)])
+    assert run.rows == 1
+    run.advance(0.5)
+    assert run.rows == 2 and run.operator.told(Stall) == [], "nobody is silent while rows wait"
+    run.send(rights=[right(1)])
+    assert run.rows == 3, "the other has been silent since"
+    run.send([left(2)])  # it speaks: from now on it is waited for again
+    run.send(rights=[right(1)])
+    assert run.rows == 3
+    run.advance(0.5)
+    assert run.rows == 4
+    run.advance(0.5)
+    assert len(run.operator.told(Stall)) == 1
+    run.send(rights=[right(1)])
+    assert run.rows == 5, "in a silence nothing waits"
+    run.finish()
+
+
+def test_an_input_that_is_ahead_waits_for_no_input_that_has_failed(play: Callable[..., Play]) -> None:
+    run = play(wait=0.5)
+    run.send([left(1)], [right(1)])
+    run.operator.ahead = 1
+    run.send([ValueError("no more")], [right(1)])
+    until(lambda: not run.thread.is_alive(), "the run has ended")
+    assert run.rows == 2
+    assert isinstance(run.error, SourceError)
 
 
 def test_a_result_is_handed_out_while_both_sides_are_silent() -> None:

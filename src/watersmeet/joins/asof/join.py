@@ -67,7 +67,8 @@ class SettlementTask:
         """Runs that may have rows which the right input has passed."""
         self.old = {each.run.name for each in join.left.runs}
         """Whatever is not among these was written since, behind them."""
-        self.right = join.begin_settlement()
+        self.sweeps, self.right = join.begin_settlement()
+        """Whether one pass over rows in the order of their times will do; and right rows to be looked up."""
 
     def work(self, fuel: int) -> int:
         """Look up the next rows."""
@@ -344,6 +345,19 @@ class AsofJoin(RoomFirst, Operator):
         """At once, if left rows can be answered: if more rows are there already, they can be answered together."""
         return self._now if self.tables and self._can_settle() else None
 
+    @property
+    def ahead(self) -> int | None:
+        """The input that has come further in time, if as many of its rows wait for the other as are looked up together.
+
+        Rows of the other would let them go; more of the same would only have to be kept, perhaps on disk.
+        """
+        left, right = self.newest
+        if left == right or any(self._ended) or None in self.spec.latenesses:
+            return None
+        side = _LEFT if left > right else _RIGHT
+        waiting = self.left.in_memory if side == _LEFT else self.right.not_passed
+        return side if waiting >= self.sizing.pairs else None
+
     def _had_better_settle(self) -> bool:
         """Whether left rows are to be answered before more rows come: many together take less time than few."""
         if not self._can_settle():
@@ -388,16 +402,29 @@ class AsofJoin(RoomFirst, Operator):
 
     # --- settling ---
 
-    def begin_settlement(self) -> RightRows:
-        """Right rows in their order, to be looked up."""
+    def begin_settlement(self) -> tuple[bool, RightRows]:
+        """Whether left rows can be looked up in one pass, see `joins.asof.sweep`; and right rows to be looked up."""
         self.events["settled"] += 1
-        exact = self.codec.exact  # else whatever is forgotten must be compared first, which had better wait
-        self.right.order.bring_up(self._forgetting() if exact else None)
-        return self.right.rows()
+        sweeps = self._can_sweep()
+        if sweeps:
+            self.right.begin_sweep()
+        else:
+            exact = self.codec.exact  # else whatever is forgotten must be compared first, which had better wait
+            self.right.bring_up(self._forgetting() if exact else None)
+        return sweeps, self.right.rows()
+
+    def _can_sweep(self) -> bool:
+        """Whether left rows look back, and all rows are in memory in the order of their times."""
+        left, right = self.left, self.right
+        if self.spec.times.direction != "backward" or not self.codec.exact or left.runs or right.runs:
+            return False
+        return left.ascend and left.lowest >= right.sweep.reached and right.sweep.in_order()
 
     def settle(self, task: SettlementTask, fuel: int) -> int:
         """Look up the next left rows; returns the fuel that took."""
         bound = self._eligible_upto(task.mark)
+        if task.sweeps:
+            return self._sweep(task, bound, fuel)
         numbers, task.place = self.left.next_slice(task.place, bound, min(fuel, len(self.pairs.probes)))
         if not len(numbers):
             loaded = self._load_some(task, bound, fuel)
@@ -420,6 +447,30 @@ class AsofJoin(RoomFirst, Operator):
         self.meter.probes += len(numbers)
         self.meter.pages_read += len(self.right.runs)
         return len(numbers)
+
+    def _sweep(self, task: SettlementTask, bound: int, fuel: int) -> int:
+        """Look up the next left rows in one pass over rows in the order of their times."""
+        room = min(fuel, len(self.pairs.probes))
+        probes, rows = self.pairs.probes[:room], self.pairs.rows[:room]
+        tolerance = self.timing.tolerance is not None
+        before = np.empty(room if tolerance else 0, np.int64)
+        left = self.left
+        count, task.place = self.right.sweep.find(
+            left.table, left.answered, task.place, bound, probes, rows.view(np.int64), before
+        )
+        task.done = not count
+        found = rows[:count]
+        if tolerance:
+            floors = left.table.hashes(probes[:count])
+            far = self.timing.beyond(self.timing.apart(floors, np.minimum(before[:count], floors)))
+            found[far & (found >= 0)] = NOBODY
+        if count and int(found.min()) >= 0:
+            self.pairs.count = count
+        else:
+            self._note_found(probes[:count].copy(), found.copy(), task.right)
+        self.meter.probes += count
+        self.events["swept"] += count > 0
+        return max(1, count)
 
     def _note_found(self, numbers: Int32, found: Int64, right: RightRows) -> None:
         """Let rows be handed out that have a partner, or are wanted without."""
@@ -583,7 +634,7 @@ class AsofJoin(RoomFirst, Operator):
         super().check()
         if self.tables:
             self.left.check()
-            self.right.order.check()
+            self.right.check()
             assert self.disk.runs == len(self.left.runs) + len(self.right.runs)
 
     def close(self) -> None:

@@ -71,6 +71,9 @@ class LeftRows:
         """No row that waits has a floor below this."""
         self.fresh_low = HIGHEST
         """Nor has one that came since the last settlement a floor below this."""
+        self._last_floor = LOWEST
+        self.ascend = True
+        """Whether the floors of all rows in memory ascend, each above the lowest word, which stands for none."""
 
     @property
     def count(self) -> int:
@@ -83,6 +86,19 @@ class LeftRows:
             self.note(len(floors))
             low = int(floors.min())
             self.lowest, self.fresh_low = min(self.lowest, low), min(self.fresh_low, low)
+            self._note_order(floors)
+
+    def _note_order(self, floors: Int64) -> None:
+        """These are the floors of the last rows."""
+        if self.ascend and len(floors):
+            low = max(self._last_floor, LOWEST + 1)
+            self.ascend = bool(floors[0] >= low and (floors[1:] >= floors[:-1]).all())
+            self._last_floor = int(floors[-1])
+
+    def _empty(self) -> None:
+        """All rows leave memory."""
+        self._forget()
+        self._last_floor, self.ascend = LOWEST, True
 
     def note(self, count: int) -> None:
         """The last so many rows of the table wait."""
@@ -112,9 +128,18 @@ class LeftRows:
         assert isinstance(index, ArrivalIndex)
         return index.stretch(start, stop)
 
+    @property
+    def answered(self) -> NDArray[np.uint8]:
+        """Of each row in memory, whether it waits no more."""
+        return self._answered
+
     def mark_answered(self, numbers: Int32) -> None:
         """These rows wait no more."""
-        self._answered[numbers] = 1
+        count = len(numbers)
+        if count and int(numbers[-1]) - int(numbers[0]) == count - 1 and self.ascend:
+            self._answered[numbers[0] : numbers[-1] + 1] = 1
+        else:
+            self._answered[numbers] = 1
         self.in_memory -= len(numbers)
 
     def settled(self) -> None:
@@ -138,7 +163,7 @@ class LeftRows:
         if not table.rows:
             return
         if not self.in_memory:
-            self._forget()
+            self._empty()
             return
         waiting = self._answered[: table.rows] == 0
         count = table.whole_blocks(int(np.argmax(waiting)))
@@ -153,14 +178,14 @@ class LeftRows:
         table, disk = self.table, self._disk
         numbers = np.flatnonzero(self._answered[: table.rows] == 0).astype(np.int32)
         if not len(numbers):
-            self._forget()
+            self._empty()
             return
         floors = table.hashes(numbers)
         order = sorted_order(floors)
         keys = (floors[order] ^ SIGN).view(np.uint64)
         width, name = max(1, table.row_nbytes // table.rows), disk.new_name(0)
         run = write_run_in_order(disk.store, name, table, keys, numbers[order], width, disk.block_bytes)
-        self._forget()
+        self._empty()
         self.in_memory = 0
         self.runs.append(LeftRun(run, 0))
         disk.wrote(run)
@@ -170,6 +195,7 @@ class LeftRows:
     def came_back(self, each: LeftRun, count: int) -> None:
         """The next rows of a run are in the table again."""
         self.note(count)
+        self._note_order(self._floors(self.table.rows - count, self.table.rows))
         each.place += count
         self._disk.events["left rows read back"] += 1
         self._disk.meter.pages_read += self._disk.pages_of(each.run, count)
@@ -228,3 +254,4 @@ class LeftRows:
         self._answered = np.zeros(max(_FEW, rows), np.uint8)
         self._answered[:rows] = np.unpackbits(packed, count=rows)
         self.in_memory = int(np.count_nonzero(self._answered[:rows] == 0))
+        self._note_order(self._floors(0, rows))

@@ -10,7 +10,9 @@ import numpy as np
 
 from watersmeet.core.arrays import Int32, Int64, Uint64
 from watersmeet.joins.asof.disk import Disk
+from watersmeet.joins.asof.sweep import Sweep
 from watersmeet.matching.nearest import Forgetting, Nulls, RightRows, TimedOrder
+from watersmeet.records.asof_times import TIME
 from watersmeet.runs.sorted_run import let_go
 from watersmeet.runs.timed_run import TimedMerge, TimedRun, write_timed_run
 from watersmeet.tables.memtable import Memtable
@@ -45,6 +47,8 @@ class RightSide:
         self.table = table
         self.runs: list[RightRun] = []
         self.order = TimedOrder(table, piece)
+        self.sweep = Sweep(table)
+        """Instead of that order, where rows need none."""
         self._disk = disk
         self._nulls = nulls
         self._forget = forget
@@ -56,7 +60,13 @@ class RightSide:
     @property
     def count(self) -> int:
         """How many rows may still be asked for, in memory and on disk."""
-        return self.order.live + sum(each.timed.rows for each in self.runs)
+        in_memory = self.sweep.live if self.sweep.begun else self.order.live
+        return in_memory + sum(each.timed.rows for each in self.runs)
+
+    @property
+    def not_passed(self) -> int:
+        """How many rows in memory no left row has passed, as far as that is known."""
+        return self.sweep.not_passed if self.sweep.begun or not self.order.stretches else 0
 
     def rows(self) -> RightRows:
         """All of them, and one without values for left rows that have no partner."""
@@ -69,6 +79,15 @@ class RightSide:
         for stretch in self.order.stretches:
             yield *stretch, 0
 
+    def begin_sweep(self) -> None:
+        """Rows are looked up as they came: their order is of no use."""
+        self.order.clear()
+
+    def bring_up(self, forgetting: Forgetting | None) -> None:
+        """Put rows into their order, to be looked up; leave out what is found to be forgotten on the way."""
+        self.sweep.forget()
+        self.order.bring_up(forgetting)
+
     def let_go(self) -> None:
         """Let mapped pages leave memory until they are read again."""
         let_go([run for each in self.runs for run in each.timed.both])
@@ -80,21 +99,30 @@ class RightSide:
         table, most = self.table, self._disk.block_bytes
         if not table.rows:
             return False
-        stretch = self.order.whole(forgetting)
-        count = len(stretch.rows)
+        rows = self._asked_for(forgetting)
+        count = len(rows)
         if 2 * count > table.rows or count * self._row_bytes > most // 2:
             return False
-        columns = table.gather_all(tuple(range(len(table.types))), stretch.rows)
+        columns = table.gather_all(tuple(range(len(table.types))), rows)
         if sum(column.nbytes for column in columns) > most:
             return False
+        hashes = table.hashes(rows)
         self._clear()
         if count:
             parts = np.zeros(count, np.int32)
             if not table.reserve(parts, columns):
                 raise AssertionError("rows do not fit into the memory that they just left")
-            table.append(stretch.hashes.view(np.int64), parts, columns, self._ticks(count))
+            table.append(hashes, parts, columns, self._ticks(count))
         self._disk.events["right rows stayed"] += 1
         return True
+
+    def _asked_for(self, forgetting: Forgetting) -> Int32:
+        """Rows of the memtable that are asked for, as they came."""
+        if self.sweep.begun and self.sweep.reached <= forgetting.bound and forgetting.exact:
+            rows = self.sweep.kept()
+            return rows[forgetting.near(self.table.gather(TIME, rows).to_numpy())]
+        self.sweep.forget()
+        return np.sort(self.order.whole(forgetting).rows)
 
     @property
     def may_be_untidy(self) -> bool:
@@ -108,6 +136,7 @@ class RightSide:
 
     def write(self, forgetting: Forgetting) -> None:
         """Write rows that are asked for as a run; the others go."""
+        self.sweep.forget()
         stretch, disk = self.order.whole(forgetting), self._disk
         if not len(stretch.rows):
             self._clear()
@@ -127,6 +156,7 @@ class RightSide:
     def _clear(self) -> None:
         self._forget()
         self.order.clear()
+        self.sweep.clear()
 
     def forget_all(self) -> None:
         """No left row waits or comes: nothing is asked for any more."""
@@ -164,6 +194,12 @@ class RightSide:
             self._drop(self.runs[-1:])
 
     # --- snapshots ---
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.order.check()
+        self.sweep.check()
+        assert not (self.sweep.begun and self.order.stretches), "memory is counted for one of them"
 
     @property
     def names(self) -> list[str]:
