@@ -82,7 +82,8 @@ def asof_join(
         later are never used. They are counted in the progress, as `left_late` and `right_late`.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; the rest is on disk.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
-        such as `s3://bucket/state`; streams need one, batch DataFrames none.
+        such as `s3://bucket/state`; streams need one, batch DataFrames none. `{query}` in it stands for the query's id:
+        a query that begins anew, with a new checkpoint, begins with an empty state then.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.

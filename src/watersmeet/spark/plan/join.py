@@ -83,7 +83,8 @@ def join(
         list of these. With a band or near alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
-        such as `s3://bucket/state`; streams need one, batch DataFrames none.
+        such as `s3://bucket/state`; streams need one, batch DataFrames none. `{query}` in it stands for the query's id:
+        a query that begins anew, with a new checkpoint, begins with an empty state then.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.join`'s.

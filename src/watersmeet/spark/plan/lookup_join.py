@@ -21,6 +21,7 @@ from watersmeet.spark.plan.grouping import check_collation
 from watersmeet.spark.plan.inputs import retained_batches, state_path, with_measures
 from watersmeet.spark.plan.types import arrow_schema, spark_schema
 from watersmeet.spark.state.remote import CACHE_BYTES, is_remote
+from watersmeet.spark.task.context import QUERY
 from watersmeet.spark.task.figures import observed
 from watersmeet.spark.task.lookup_task import FIGURES, LookupTask
 from watersmeet.spark.task.worker import portable
@@ -113,6 +114,11 @@ def _relation(relation: object, on: On | None, directory: str | None, partition:
         raise RelationError(
             "a DataFrame is laid out in the state directory, and there is none at a path; make a relation of it first, "
             "with watersmeet.Relation.build, or take Spark's own join"
+        )
+    if QUERY in directory:
+        raise SpecError(
+            f"a DataFrame is laid out before there is a query, so its state directory cannot be named by one; leave "
+            f"{QUERY} out of state=, or make a relation of it first, with watersmeet.Relation.build"
         )
     keys = [condition.right for condition in parse_on(on) if isinstance(condition, Equal)] if on is not None else []
     if not keys:

@@ -97,7 +97,8 @@ def window_join(
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; windows that are larger are on disk,
         as sorted runs: the hashes of those within a batch's reach are read, and of the rest what matches.
     :param state: a directory that all workers reach under this path, or an address that PyArrow has a file system for,
-        such as `s3://bucket/state`; streams need one, batch DataFrames none.
+        such as `s3://bucket/state`; streams need one, batch DataFrames none. `{query}` in it stands for the query's id:
+        a query that begins anew, with a new checkpoint, begins with an empty state then.
     :param partitions: how many tasks share the keys, for good; `spark.sql.shuffle.partitions` unless given.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param algorithm: `"auto"`, which is `"confluence"`, `"ah_ewj"`, `"ewj"` or, for windows that fit into memory,

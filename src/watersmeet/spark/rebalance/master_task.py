@@ -19,9 +19,8 @@ from watersmeet.spark.rebalance.reorganizing import Epoch, reorganized
 from watersmeet.spark.rebalance.routing import WAKE, Routing
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.state.directory import Owner, StateDirectory
-from watersmeet.spark.state.remote import place_of
 from watersmeet.spark.state.watermarks import Marks
-from watersmeet.spark.task.context import current_batch
+from watersmeet.spark.task.context import current_batch, state_place
 
 _PLACES = pa.list_(pa.struct({"place": pa.int32(), "kind": pa.int32()}))
 ANSWER = pa.struct(
@@ -54,7 +53,7 @@ class MasterTask:
         """That of the batch which is at work; settled now, if it has not been."""
         batch, query = current_batch()
         owner = Owner(self.fingerprint, self.groups, query, "groups", self.spec.tick)
-        directory = StateDirectory(place_of(self.state), owner, batch, self.retain)
+        directory = StateDirectory(state_place(self.state), owner, batch, self.retain)
         files = RoutingFiles(directory)
         known = files.current()
         if known is not None:

@@ -24,10 +24,10 @@ from watersmeet.spark.rebalance.routing import INPUTS, WAKE, Role, Routing
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.rebalance.slot_rows import SlotRows
 from watersmeet.spark.state.directory import Owner, StateDirectory
-from watersmeet.spark.state.remote import CACHE_BYTES, place_of
+from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, scratch_directory
+from watersmeet.spark.task.context import current_batch, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figure_names, figures_row, with_figures
 from watersmeet.spark.task.operator_cache import KeptOperators
@@ -78,7 +78,7 @@ class _Slot:
 
     def __init__(self, task: SlotTask, rows: SlotRows, numbers: list[int], began: tuple[float, float]) -> None:
         self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
-        place = place_of(task.state)
+        place = state_place(task.state)
         batch, query = current_batch()
         owner = Owner(task.factory.fingerprint, task.groups, query, "groups", task.factory.spec.tick)
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)

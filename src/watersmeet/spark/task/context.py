@@ -9,11 +9,14 @@ from pyspark import TaskContext
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.state.directory import Batch
+from watersmeet.spark.state.remote import Place, place_of
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
 """Of a streaming query's jobs, the group is the run: a new one each time the query is started."""
+QUERY = "{query}"
+"""In the path of a state directory: where the query's id, which is its checkpoint's, is to be put in."""
 
 
 def scratch_directory() -> Path | None:
@@ -39,3 +42,8 @@ def current_batch() -> tuple[Batch, str]:
             "write the joined stream with writeStream, in micro-batches"
         )
     return Batch(int(number), context.getLocalProperty(_RUN_ID) or query), query
+
+
+def state_place(state: str) -> Place:
+    """Where this task's query keeps its state: what `state=` names, with the query's id where that is asked for."""
+    return place_of(state.replace(QUERY, current_batch()[1]) if QUERY in state else state)

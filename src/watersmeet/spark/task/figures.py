@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as fn
 
+from watersmeet.spark.task.context import QUERY
 from watersmeet.spark.task.delays import CLASSES, STEPS
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def observed(
             totals += [_percentile(counts, share).alias(f"{side}_delay_{p}_ms") for p, share in _SHARES.items()]
         return fn.struct(*totals)
 
-    name = Path(directory).name
+    path = Path(directory)
+    name = path.parent.name if path.name == QUERY else path.name
     DIRECTORIES[name] = directory
     tasks = fn.collect_list(fn.col(COLUMN))  # skips NULL: rows of results cost one look
     figures_of_all = fn.transform(fn.array(tasks), told)[0]

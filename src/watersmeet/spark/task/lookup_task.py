@@ -21,8 +21,8 @@ from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.engine.lookup_shell import PAGE_BYTES
 from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.relation_versions import BatchVersions, ReaderAsOf
-from watersmeet.spark.state.remote import CACHE_BYTES, place_of
-from watersmeet.spark.task.context import current_batch
+from watersmeet.spark.state.remote import CACHE_BYTES
+from watersmeet.spark.task.context import current_batch, state_place
 from watersmeet.spark.task.figures import figures_row, with_figures
 from watersmeet.spark.task.operator_group import POLL_FUEL
 from watersmeet.spill.store import MemoryStore
@@ -77,7 +77,7 @@ class LookupTask:
             return None
         batch, query = current_batch()
         owner = Owner(f"{self.spec.fingerprint}-lookup", 1, query)
-        return StateDirectory(place_of(self.state), owner, batch, self.retain, self.cache_bytes)
+        return StateDirectory(state_place(self.state), owner, batch, self.retain, self.cache_bytes)
 
     def _version(self, directory: StateDirectory | None) -> int:
         if directory is None:

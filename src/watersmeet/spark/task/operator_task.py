@@ -22,9 +22,9 @@ from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Owner, StateDirectory
-from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
+from watersmeet.spark.state.remote import CACHE_BYTES, Place
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, scratch_directory
+from watersmeet.spark.task.context import current_batch, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
 from watersmeet.spark.task.operator_group import BatchCounts, OperatorFactory, OperatorGroup, Shares, hand_over
@@ -56,7 +56,7 @@ class OperatorTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
-        return self._in_one_pass(batches) if self.state is None else self._go_on(place_of(self.state), batches)
+        return self._in_one_pass(batches) if self.state is None else self._go_on(state_place(self.state), batches)
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""

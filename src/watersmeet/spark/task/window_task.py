@@ -15,11 +15,11 @@ from watersmeet.records.times import NEVER
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
-from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
+from watersmeet.spark.state.remote import CACHE_BYTES, Place
 from watersmeet.spark.state.silences import Silences
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory
+from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
 from watersmeet.spark.task.operator_group import Shares, hand_over
@@ -47,7 +47,7 @@ class WindowTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
-        return self._in_one_pass(batches) if self.state is None else self._go_on(place_of(self.state), batches)
+        return self._in_one_pass(batches) if self.state is None else self._go_on(state_place(self.state), batches)
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, in the order of their times, then the ends: nothing is late, and no state is kept."""
