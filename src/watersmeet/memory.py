@@ -33,24 +33,24 @@ _RECORDS = ("catalogue of", "history of")
 """What reservations are called that tell what was spilled, and what has met."""
 
 
-def parse_memory(text: str | int) -> int:
+def parse_memory(text: str | int, what: str = "memory") -> int:
     """Bytes from a number or from words.
 
     >>> parse_memory("64 MiB"), parse_memory("1.5kb"), parse_memory(4096)
     (67108864, 1500, 4096)
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
-        raise SpecError(f"memory must be bytes or a string such as '64 MiB', not {text!r}")
+        raise SpecError(f"{what} must be bytes or a string such as '64 MiB', not {text!r}")
     if isinstance(text, int):
         size = text
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", text)
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
-            raise SpecError(f"memory {text!r} is not understood; write a number and a unit, such as '64 MiB' or '2GB'")
+            raise SpecError(f"{what} {text!r} is not understood; write a number and a unit, such as '64 MiB' or '2GB'")
         size = int(float(match[1]) * unit)
     if size <= 0:
-        raise SpecError(f"memory must be more than nothing, not {text!r}")
+        raise SpecError(f"{what} must be more than nothing, not {text!r}")
     return size
 
 

@@ -42,6 +42,7 @@ def asof_join(
     memory: str | int = "64 MiB",
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
+    spool: str | int | None = None,
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -72,6 +73,9 @@ def asof_join(
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for other work.
+    :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
+        ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
+        wait. Tables and frames are never spooled: their rows are in memory anyway.
     :param names: what errors and progress call the inputs.
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
@@ -89,7 +93,7 @@ def asof_join(
     """
     conditions = parse_on(on)
     times = parse_asof(time, direction, tolerance, lateness, late)
-    settings = Settings.of(memory, spill, wait, on_progress, page)
+    settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     called = two_names(names, (left, right), ("left", "right"))
     if options:
         from watersmeet.joins.asof.join import AsofJoin

@@ -53,6 +53,7 @@ def join(
     threads: int | None = None,
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
+    spool: str | int | None = None,
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -82,6 +83,9 @@ def join(
         uses more than one, and only for equal keys.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
+        ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
+        wait. Tables and frames are never spooled: their rows are in memory anyway.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
@@ -96,7 +100,7 @@ def join(
     [{'id': 1, 'item': 'cup', 'paid': True}, {'id': 3, 'item': 'pan', 'paid': True}]
     """
     conditions = parse_on(on)
-    settings = Settings.of(memory, spill, wait, on_progress, page)
+    settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)

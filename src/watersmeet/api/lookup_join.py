@@ -40,6 +40,7 @@ def lookup_join(
     suffixes: tuple[str, str] = SUFFIXES,
     partition: str = "range",
     spill: str | os.PathLike[str] | None = None,
+    spool: str | int | None = None,
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -66,6 +67,8 @@ def lookup_join(
     :param algorithm: `"auto"`, or the name of one.
     :param partition: how a relation that is laid out first is cut, `"range"` or `"hash"`.
     :param spill: where that is; the system's temporary directory unless given.
+    :param spool: bytes, or words such as `"2 GiB"`, by which a stream that is faster than the join for a while may run
+        ahead, onto the disk under `spill`. Without it, it waits.
     :param wait: seconds of silence after which rows that wait for the disk are answered.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
         a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install starlette uvicorn`.
@@ -82,7 +85,7 @@ def lookup_join(
     >>> lookup_join(sold, tables, on={"products": "sku", "makers": "name"}).table().to_pylist()
     [{'sku': 8, 'n': 2, 'name': 'pot', 'maker': 'Bo'}]
     """
-    settings = Settings.of(memory, spill, wait, on_progress, page)
+    settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     check_lookup(algorithm, options)
     place = Place(partition, settings.memory, spill)
     if isinstance(relation, Mapping):

@@ -37,6 +37,7 @@ def multijoin(
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
     spill: str | os.PathLike[str] | None = None,
+    spool: str | int | None = None,
     wait: float = WAIT,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
@@ -69,6 +70,9 @@ def multijoin(
     :param algorithm: `"auto"`, or the name of one.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
+        ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
+        wait. Tables and frames are never spooled: their rows are in memory anyway.
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
@@ -96,7 +100,7 @@ def multijoin(
     edges = parse_edges(on, names)
     preserved = parse_preserved(how, names)
     windows = _windows(window, names, time, lateness, late)
-    settings = Settings.of(memory, spill, wait, on_progress, page)
+    settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     _check_multiway(algorithm, options)
 
     def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:

@@ -20,6 +20,7 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.drivers.inbox import MAX_ROWS
 from watersmeet.drivers.live import LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress
+from watersmeet.drivers.spool import Spool
 from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.sources import Source, as_source
 from watersmeet.sources.base import BaseSource
@@ -42,6 +43,8 @@ class Settings:
     wait: float
     on_progress: Callable[[Progress], None] | None
     page: PageOption = None
+    spool: int | None = None
+    """Bytes by which sources may run ahead onto the disk; None: they wait."""
 
     @classmethod
     def of(
@@ -51,9 +54,20 @@ class Settings:
         wait: float,
         on_progress: Callable[[Progress], None] | None,
         page: PageOption = None,
+        spool: str | int | None = None,
     ) -> Settings:
         """Settings in the words of a user."""
-        return cls(parse_memory(memory), None if spill is None else Path(spill), wait, on_progress, page)
+        place = None if spill is None else Path(spill)
+        room = None if spool is None else parse_memory(spool, "spool")
+        return cls(parse_memory(memory), place, wait, on_progress, page, room)
+
+    def new_spool(self) -> Spool | None:
+        """Where sources run ahead to, if they may."""
+        if self.spool is None:
+            return None
+        from watersmeet.spill import FileStore
+
+        return Spool(self.spool, lambda: FileStore(self.spill))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ def open_run(
         schema = specify(schemas).schema if schemas is not None else None
         run = LiveRun(
             sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress,
-            threads=threads, queue_rows=queue_rows,
+            threads=threads, queue_rows=queue_rows, spool=settings.new_spool(),
         )  # fmt: skip
         if settings.page is not None and settings.page is not False:
             from watersmeet.live.attach import attach

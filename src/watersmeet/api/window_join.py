@@ -39,6 +39,7 @@ def window_join(
     algorithm: str = "auto",
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
+    spool: str | int | None = None,
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -81,6 +82,9 @@ def window_join(
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
+        ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
+        wait. Tables and frames are never spooled: their rows are in memory anyway.
     :param names: what errors and progress call the inputs.
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
@@ -97,7 +101,7 @@ def window_join(
 
     conditions = parse_on(on)
     windows = parse_windows(window, time, slide, lateness, late, idle, emit)
-    settings = Settings.of(memory, spill, wait, on_progress, page)
+    settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     check_choice(algorithm, options, WINDOW_ALGORITHMS)
     called = two_names(names, (left, right), ("left", "right"))
 

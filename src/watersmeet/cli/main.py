@@ -165,6 +165,9 @@ def _add_inputs(parser: Parser) -> None:
         "--suffixes", nargs=2, default=("", "_right"), metavar=("LEFT", "RIGHT"), help="for columns both inputs have"
     )
     parser.add_argument("--spill", metavar="DIR", help="where to spill (default: the temporary directory)")
+    parser.add_argument(
+        "--spool", metavar="SIZE", help="how far inputs may run ahead of the join, onto the disk (default: they wait)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     figures.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
@@ -299,6 +302,7 @@ def run_join(args: argparse.Namespace) -> int:
             threads=args.threads,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
+            spool=args.spool,
             **watching,
         )
 
@@ -347,6 +351,7 @@ def run_window_join(args: argparse.Namespace) -> int:
             algorithm=args.algorithm,
             suffixes=tuple(args.suffixes),
             spill=args.spill,
+            spool=args.spool,
             **watching,
         ),
     )

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from watersmeet.api import sinks
 from watersmeet.api.join import check_algorithm
+from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
@@ -54,6 +55,10 @@ class SparkFileJoin:
         from watersmeet.spark.io.local import cores
 
         check_algorithm(args.algorithm, {})
+        if args.spool is not None:
+            raise SpecError(
+                "--spool lets inputs run ahead in this process; Spark takes them batch by batch: leave it out"
+            )
         sources = [FileSource(path) for path in (args.left, args.right)]
         schemas = [source.schema() for source in sources]
         for source in sources:

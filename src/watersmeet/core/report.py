@@ -37,6 +37,24 @@ class PromiseFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolFigures:
+    """How far sources have run ahead of the join, onto the disk."""
+
+    waiting_rows: int
+    waiting_bytes: int
+    """On disk now."""
+    peak_bytes: int
+    """The most that were on disk at once."""
+    rows: int
+    bytes: int
+    """That were written so far."""
+    room: int
+    """Bytes that may be on disk at once."""
+    refused: str | None = None
+    """Why the disk took no more, when it was last tried: sources wait until it does."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowFigures:
     """Where a window join is."""
 

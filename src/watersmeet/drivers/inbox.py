@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.spool import Spool, Spooled
 from watersmeet.records.types import put_together
 
 PIECES = 4
@@ -36,6 +37,8 @@ TRUSTED = 256
 
 Piece: TypeAlias = tuple[pa.RecordBatch | Punctuation, int, int]
 """Some rows, or a punctuation between rows, and the bytes and the rows they count for."""
+Place: TypeAlias = tuple[Spooled, int, int]
+"""Where more of them lie on disk."""
 
 
 class Readable(Protocol):
@@ -81,15 +84,24 @@ class Bell:
 class Inbox:
     """The queue of one input, and the thread that fills it."""
 
-    def __init__(self, source: Readable, bell: Bell, room: int, rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, source: Readable, bell: Bell, room: int, rows: int = MAX_ROWS, spool: Spool | None = None, number: int = 0
+    ) -> None:
+        """With a spool, what has no room here goes there; `number` tells this queue's rows there from others'."""
         self.source = source
+        self._spool = spool
+        self._number = number
+        self._segments = 0
+        """That the reader has put on disk."""
         self.bell = bell
         self.piece_bytes = max(1, room // PIECES)
         self.piece_rows = max(1, rows // PIECES)
         self.half = room // 2
-        self._high_bytes = max(0, room - self.piece_bytes)
-        self._high_rows = max(0, rows - self.piece_rows)
-        self.pieces: deque[Piece] = deque()
+        # The newest piece may be beyond it; and so may the one that was read back from disk.
+        beyond = 1 if spool is None else 2
+        self._high_bytes = max(0, room - beyond * self.piece_bytes)
+        self._high_rows = max(0, rows - beyond * self.piece_rows)
+        self.pieces: deque[Piece | Place] = deque()
         # Written by the reader alone.
         self.put_bytes = 0
         self.counted_put = 0
@@ -100,6 +112,12 @@ class Inbox:
         # Written by the consumer alone.
         self.freed_bytes = 0
         self.counted_freed = 0
+        self.loaded_bytes = 0
+        self.counted_loaded = 0
+        """Of what was read back from disk."""
+        self._load_ends: int | None = None
+        """What was read back last is worked off when so many bytes are freed."""
+        self.taken_bytes = 0
         self.end_told = False
         self._blocked = False
         self.thread = threading.Thread(target=_read, args=(self,), name=f"watersmeet-read-{source.name}", daemon=True)
@@ -107,7 +125,7 @@ class Inbox:
     @property
     def held(self) -> int:
         """Bytes that were read and are not worked off."""
-        return self.put_bytes - self.freed_bytes
+        return self.put_bytes + self.loaded_bytes - self.freed_bytes
 
     @property
     def rows(self) -> int:
@@ -116,8 +134,9 @@ class Inbox:
 
     @property
     def presses(self) -> bool:
-        """Whether what waits cannot wait longer: the reader has no room, or has failed."""
-        return self._blocked or self.error is not None
+        """Whether what waits cannot wait longer: the reader has no room, or runs ahead, or has failed."""
+        ahead = any(isinstance(item, Spooled) for item, _, _ in self.pieces.copy()) if self._spool else False
+        return self._blocked or ahead or self.error is not None
 
     @property
     def ready(self) -> bool:
@@ -126,12 +145,25 @@ class Inbox:
 
     def take(self) -> list[Piece]:
         """What waits, of a full queue about half, so that the reader can go on; many small batches become few."""
+        taken = self._take()
+        self.taken_bytes += sum([size for _, size, _ in taken])
+        return taken
+
+    def _take(self) -> list[Piece]:
         pop = self.pieces.popleft
         taken: list[Piece] = []
         small: list[Piece] = []
         left, bytes_left, rows_left = self.half, self.piece_bytes, TOGETHER_ROWS
         for _ in range(len(self.pieces)):
-            item, size, counted = piece = pop()
+            try:
+                item, size, counted = piece = pop()
+            except IndexError:  # the reader has taken it back
+                break
+            if isinstance(item, Spooled):
+                if taken or small or not self._may_load():
+                    self.pieces.appendleft((item, size, counted))
+                    break
+                return self._load(item)
             if isinstance(item, Punctuation):  # what is put together must not reach over it
                 taken += [*together(small), piece]
                 small, bytes_left, rows_left = [], self.piece_bytes, TOGETHER_ROWS
@@ -149,6 +181,69 @@ class Inbox:
             if left < 0:
                 break
         return taken + together(small)
+
+    def _may_load(self) -> bool:
+        """Whether what was read back from disk before is worked off: there is memory for one such piece."""
+        return self._load_ends is None or self.freed_bytes >= self._load_ends
+
+    def _load(self, spooled: Spooled) -> list[Piece]:
+        """Rows from disk, which count from now on."""
+        assert self._spool is not None
+        batches, rest = self._spool.take(spooled)
+        if rest is not None:
+            self.pieces.appendleft(_place(rest))
+        overhead = BATCH_BYTES + COLUMN_BYTES * len(batches[0].schema)
+        pieces: list[Piece] = [(batch, batch.nbytes + overhead, batch.num_rows + BATCH_ROWS) for batch in batches]
+        total = sum([size for _, size, _ in pieces])
+        self.loaded_bytes += total
+        self.counted_loaded += sum([counted for _, _, counted in pieces])
+        self._load_ends = self.taken_bytes + total
+        return pieces
+
+    def spool_newest(self) -> bool:
+        """The reader has no room: let it take the newest rows back and put them on disk; False if none can go there."""
+        if self._spool is None:
+            return False
+        newest: list[Piece] = []
+        size = counted = 0
+        while self.pieces:
+            try:
+                item, bytes_, rows = self.pieces.pop()
+            except IndexError:  # the consumer has it
+                break
+            if isinstance(item, Spooled | Punctuation) or (newest and size + bytes_ > self.piece_bytes):
+                self.pieces.append((item, bytes_, rows))
+                break
+            newest.append((item, bytes_, rows))
+            size += bytes_
+            counted += rows
+        if not newest:
+            return False
+        newest.reverse()
+        batches = [item for item, _, _ in newest if isinstance(item, pa.RecordBatch)]
+        spooled = self._spool.put(self._number, self._segments + 1, batches)
+        if spooled is None:
+            self.pieces.extend(newest)
+        else:
+            self._segments += 1
+            self.put_bytes -= size
+            self.counted_put -= counted
+            self._append(spooled)
+        if self.bell.asleep:  # who looked meanwhile has seen less than there is
+            self.bell.ring()
+        return spooled is not None
+
+    def _append(self, spooled: Spooled) -> None:
+        """Say where the newest rows lie; beside others on disk, in one with them."""
+        try:
+            last = self.pieces.pop()
+        except IndexError:
+            last = None
+        if last is not None and isinstance(last[0], Spooled):
+            spooled = last[0].and_then(spooled)
+        elif last is not None:
+            self.pieces.append(last)
+        self.pieces.append(_place(spooled))
 
     def free(self, size: int, rows: int) -> None:
         """The consumer has worked off so much."""
@@ -177,7 +272,17 @@ class Inbox:
 
     def allowance(self) -> tuple[int, int]:
         """How many bytes and rows may have been put in all before the reader must wait."""
-        return self.freed_bytes + self._high_bytes, self.counted_freed + self._high_rows
+        freed, counted = self.freed_bytes - self.loaded_bytes, self.counted_freed - self.counted_loaded
+        return freed + self._high_bytes, counted + self._high_rows
+
+    def make_room(self) -> tuple[int, int]:
+        """Room for more in the queue: it may have some by now, or get some by what goes to disk; else wait for it."""
+        while True:
+            most_bytes, most_rows = self.allowance()
+            if self.put_bytes <= most_bytes and self.counted_put <= most_rows:
+                return most_bytes, most_rows
+            if not self.spool_newest():
+                return self.await_room()
 
     def await_room(self) -> tuple[int, int]:
         """Sleep until there is room or the run is over; then the new allowance."""
@@ -190,6 +295,11 @@ class Inbox:
                 self.bell.condition.wait()
             self._blocked = False
             return most_bytes, most_rows
+
+
+def _place(spooled: Spooled) -> Place:
+    """What stands in the queue for rows on disk. It counts for nothing: between two pieces there is one at most."""
+    return spooled, 0, spooled.rows + BATCH_ROWS
 
 
 def together(pieces: list[Piece]) -> list[Piece]:
@@ -242,7 +352,8 @@ def _read_batches(inbox: Inbox) -> None:
                 if bell.asleep:
                     bell.ring()
                 if put_bytes > most_bytes or counted_put > most_rows:
-                    most_bytes, most_rows = inbox.await_room()
+                    most_bytes, most_rows = inbox.make_room()
+                    put_bytes, counted_put = inbox.put_bytes, inbox.counted_put
                 if bell.stopped:
                     return
                 continue
@@ -273,7 +384,8 @@ def _read_batches(inbox: Inbox) -> None:
                 if bell.asleep:
                     bell.ring()
                 if put_bytes > most_bytes or counted_put > most_rows:
-                    most_bytes, most_rows = inbox.await_room()
+                    most_bytes, most_rows = inbox.make_room()
+                    put_bytes, counted_put = inbox.put_bytes, inbox.counted_put
                 if bell.stopped:
                     return
             del batch, piece  # not to be kept alive while the source makes the next one

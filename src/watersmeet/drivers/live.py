@@ -31,6 +31,7 @@ from watersmeet.drivers.inbox import MAX_ROWS, Bell, Inbox, Readable
 from watersmeet.drivers.parts import LiveOperator as LiveOperator
 from watersmeet.drivers.parts import Parts
 from watersmeet.drivers.progress import Progress
+from watersmeet.drivers.spool import Spool
 
 if TYPE_CHECKING:
     pass
@@ -77,10 +78,12 @@ class LiveRun:
         every: float = 0.1,
         threads: int = 1,
         queue_rows: int = MAX_ROWS,
+        spool: Spool | None = None,
     ) -> None:
         """`build` makes the operator once all schemas are known: at once if they are given, else when the sources tell.
 
-        `observe` is called about every `every` seconds. An operator in shards is run by so many threads.
+        `observe` is called about every `every` seconds. An operator in shards is run by so many threads. With a spool,
+        a source that the join cannot follow runs ahead onto the disk, unless its rows are in memory anyway.
         """
         if not wait >= 0:
             raise SpecError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
@@ -98,8 +101,11 @@ class LiveRun:
         self._threads = threads
         self._bell = Bell()
         room = queue_bytes(memory) // len(sources)
-        self._inboxes = [Inbox(source, self._bell, room, queue_rows) for source in sources]
-        self._parts = Parts(self._bell, self._inboxes)
+        self._inboxes = [
+            Inbox(source, self._bell, room, queue_rows, None if getattr(source, "stays", False) else spool, number)
+            for number, source in enumerate(sources)
+        ]
+        self._parts = Parts(self._bell, self._inboxes, spool)
         self._names = tuple(source.name for source in sources)
         self._rows_in = [0] * len(sources)
         self._handed: list[deque[tuple[int, int, int]]] = [deque() for _ in sources]
@@ -193,6 +199,7 @@ class LiveRun:
             dated=window is not None and window.dated,
             probing=now.report.probing,
             events=now.events,
+            spool=now.spool,
         )
 
     def _phase(self) -> str:

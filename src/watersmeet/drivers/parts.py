@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from watersmeet.core.protocol import JoinOperator
-from watersmeet.core.report import Report
+from watersmeet.core.report import Report, SpoolFigures
 from watersmeet.drivers.crew import Crew
 from watersmeet.drivers.inbox import Bell, Inbox
+from watersmeet.drivers.spool import Spool
 
 if TYPE_CHECKING:
     from watersmeet.memory import Budget
@@ -51,14 +52,16 @@ class Figures:
     reason: str | None = None
     events: tuple[tuple[str, int], ...] = ()
     report: Report = Report()  # noqa: RUF009 - it cannot change
+    spool: SpoolFigures | None = None
 
 
 class Parts:
     """All that must be let go at the end, without a way back to the run: so the run can be collected as garbage."""
 
-    def __init__(self, bell: Bell, inboxes: Sequence[Inbox]) -> None:
+    def __init__(self, bell: Bell, inboxes: Sequence[Inbox], spool: Spool | None = None) -> None:
         self.bell = bell
         self.inboxes = inboxes
+        self.spool = spool
         self.operator: LiveOperator | None = None
         self.crew: Crew | None = None
         self.closed = False
@@ -78,8 +81,9 @@ class Parts:
         if self.closed:
             return self._last
         queued = sum(inbox.held for inbox in self.inboxes)
+        spool = None if self.spool is None else self.spool.figures()
         if operator is None:
-            return Figures(queued)
+            return Figures(queued, spool=spool)
         return Figures(
             queued=queued,
             memory=operator.budget.used,
@@ -91,6 +95,7 @@ class Parts:
             # Of operators that count what they do; taken at once, as the operator may be at work.
             events=tuple(dict(getattr(operator, "events", ())).items()),
             report=operator.report(),
+            spool=spool,
         )
 
     def close(self) -> None:
@@ -106,6 +111,8 @@ class Parts:
             for inbox in self.inboxes:
                 inbox.stop(max(0.0, give_up - time.monotonic()))
         finally:
+            if self.spool is not None:
+                self.spool.close()
             operator, self.operator = self.operator, None
             crew, self.crew = self.crew, None
             if operator is not None:

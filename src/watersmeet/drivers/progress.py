@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from watersmeet.core import html
-from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, Probing, PromiseFigures
+from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, Probing, PromiseFigures, SpoolFigures
 from watersmeet.memory import format_bytes
 
 
@@ -73,6 +73,8 @@ class Progress:
     """Whether no row of any input has come for a while."""
     events: tuple[tuple[str, int], ...] = ()
     """What the join has done how often so far, in its own words: flushed, settled, merged."""
+    spool: SpoolFigures | None = None
+    """With `spool=`: how far sources have run ahead of the join, onto the disk."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=False))
@@ -89,6 +91,8 @@ class Progress:
             parts.insert(-1, f"delay {format_seconds(self.delays[0])}, p99 {format_seconds(self.delays[1])}")
         if self.spilled:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
+        if self.spool is not None and self.spool.rows:
+            parts.insert(-1, describe_spool(self.spool))
         if self.lookup is not None:
             parts.insert(-1, describe_lookup(self.lookup))
         if self.promises is not None:
@@ -116,6 +120,8 @@ class Progress:
             ("memory", html.bar(self.memory, self.peak, self.budget, f"{kept}, {format_bytes(self.peak)} at most")),
             ("spilled", f"{format_bytes(self.spilled)}, {format_bytes(self.on_disk)} on disk now"),
         ]
+        if self.spool is not None:
+            rows.append(("ahead", escape(describe_spool(self.spool))))
         if self.lookup is not None:
             rows.append(("look-ups", escape(describe_lookup(self.lookup))))
         if self.promises is not None:
@@ -138,6 +144,17 @@ def describe_lookup(figures: LookupFigures) -> str:
         f"{figures.misses:,} misses, {share:.0%} from memory, delay {format_seconds(figures.delay_p50)} "
         f"(p99 {format_seconds(figures.delay_p99)}), read {format_bytes(figures.bytes_read)}"
     )
+
+
+def describe_spool(figures: SpoolFigures) -> str:
+    """How far sources have run ahead of a join, for people.
+
+    >>> describe_spool(SpoolFigures(1200, 3 << 20, 9 << 20, 50_000, 120 << 20, 1 << 30))
+    '1,200 rows ahead on disk, 3 MiB of 1 GiB'
+    """
+    waiting = f"{figures.waiting_rows:,} rows ahead on disk, {format_bytes(figures.waiting_bytes)}"
+    full = ", which takes no more" if figures.refused is not None else ""
+    return f"{waiting} of {format_bytes(figures.room)}{full}"
 
 
 def describe_promises(figures: PromiseFigures) -> str:
