@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import watersmeet as wm
@@ -27,10 +28,15 @@ class Sentence:
 
     def matches(self, said: str) -> bool:
         """Whether this sentence could have been said."""
+        return self._pattern.fullmatch(said) is not None
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
         parts = [re.escape(part) for part in PLACEHOLDER.split(self.text)]
-        return re.fullmatch(".*?".join(parts), said, re.DOTALL) is not None
+        return re.compile(".*?".join(parts), re.DOTALL)
 
 
+@cache
 def kinds() -> dict[str, type[errors.WatersmeetError]]:
     """Our errors by name, the root first."""
     found = [
@@ -39,7 +45,8 @@ def kinds() -> dict[str, type[errors.WatersmeetError]]:
     return {each.__name__: each for each in found}
 
 
-def sentences(source: Path = SOURCE) -> list[Sentence]:
+@cache
+def sentences(source: Path = SOURCE) -> tuple[Sentence, ...]:
     """Every sentence that stands in the source as one, in the order of modules and lines."""
     found = []
     for path in sorted(source.rglob("*.py")):
@@ -51,7 +58,7 @@ def sentences(source: Path = SOURCE) -> list[Sentence]:
                 text = " ".join(_template(node.args[0], module).split())
                 if len(PLACEHOLDER.sub("", text)) > 10:  # else another place has the sentence
                     found.append(Sentence(_name(node.func), text, module))
-    return found
+    return tuple(found)
 
 
 def _name(node: ast.expr) -> str:

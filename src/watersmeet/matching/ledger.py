@@ -199,10 +199,14 @@ class Ledger:
         """Assert that nothing is recorded of the future or beyond what is on disk."""
         for side in (0, 1):
             for part, history in enumerate(self._visits[side]):
+                if not history.count:
+                    continue
                 ticks, low, high = history.entries[:3]
                 assert (np.diff(ticks) >= 0).all() and (ticks <= clock).all()
                 assert (low >= 0).all() and (low < high).all() and (high <= disk_rows[1 - side][part]).all()
         for part, rectangles in enumerate(self._merged):
+            if not len(rectangles):
+                continue
             assert (rectangles[:, 0] < rectangles[:, 1]).all() and (rectangles[:, 2] < rectangles[:, 3]).all()
             assert (rectangles[:, 1] <= disk_rows[0][part]).all() and (rectangles[:, 3] <= disk_rows[1][part]).all()
 

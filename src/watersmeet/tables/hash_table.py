@@ -402,10 +402,16 @@ class SideTable(StoredRows):
         empty = self.part_rows == 0
         assert not self._heads.reshape(self.layout.partitions, self._buckets)[empty].any()
         assert not any(self._owned[part] for part in np.flatnonzero(empty).tolist())
-        for part in np.flatnonzero(~empty).tolist():
-            rows = self.rows_of(part)
-            assert len(rows) == self.part_rows[part]
-            assert not self._by_hash or (self.parts_of(self.hashes(rows)) == part).all()
-            links = entries[self._step * rows.astype(np.int64) + 1]
-            linked = np.concatenate([self._heads[part * self._buckets : (part + 1) * self._buckets], links])
-            assert np.array_equal(np.sort(linked[linked > 0] - 1), np.sort(rows)), "each row is linked exactly once"
+        if not self.rows:
+            return
+        held = np.flatnonzero(~empty)
+        by_part = [self.rows_of(part) for part in held.tolist()]
+        assert [len(rows) for rows in by_part] == self.part_rows[held].tolist()
+        rows: Any = np.concatenate(by_part)
+        parts = np.repeat(held, self.part_rows[held])
+        assert not self._by_hash or (self.parts_of(self.hashes(rows)) == parts).all()
+        heads: Any = self._heads.reshape(self.layout.partitions, self._buckets)[held]
+        linked = np.concatenate([heads.ravel(), entries[self._step * rows.astype(np.int64) + 1]]).astype(np.int64)
+        linked_from = np.concatenate([np.repeat(held, self._buckets), parts])
+        found = ((linked_from << 32) + linked - 1)[linked > 0]
+        assert np.array_equal(np.sort(found), np.sort((parts << 32) + rows)), "each row is linked exactly once"

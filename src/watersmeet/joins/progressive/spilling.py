@@ -245,7 +245,7 @@ class SpillingJoin(Operator):
             disk.check()
         self.ledger.check(self.clock, [disk.rows for disk in self.disks])
         for side, table in enumerate(self.tables):
-            for part in range(self.sizing.layout.partitions):
+            for part in np.flatnonzero(table.part_rows).tolist():
                 rows = table.rows_of(part)
                 stayed = rows[table.ordinals(rows) < 0]
                 assert (table.ticks(stayed) > self.gone[side][part]).all(), (

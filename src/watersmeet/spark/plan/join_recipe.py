@@ -58,8 +58,7 @@ class JoinFactory(Recipe):
     @property
     def punctuated(self) -> bool:
         """Whether it makes use of punctuations."""
-        heeds = self.algorithm == MetadataMJoin.name or (self.settles and self.spec.foretells)
-        return heeds and any(each.punctuated for each in self.spec.promises)
+        return self.algorithm == MetadataMJoin.name and any(each.punctuated for each in self.spec.promises)
 
     def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
         """What an operator is told of these."""
