@@ -87,6 +87,8 @@ def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[Operator], str
         algorithm, reason = "metadata_mjoin", "what the inputs promise lets it forget rows that find no more partners"
     elif algorithm == "auto":
         algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"
+        if spec.foretells:
+            reason = "what the inputs promise tells when rows without a partner can come"
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
     return ALGORITHMS[algorithm], reason
@@ -124,11 +126,13 @@ def build_for_threads(
 ) -> Operator | Sharded:
     """The operator for a spec, in a shard for each of so many threads, where it can be so and memory is enough.
 
-    Only `confluence` has shards, and values that are close may have any hashes: they are joined in one. See `choose`,
-    and `joins.sharded` for inputs that stay in memory anyway: their rows are not copied.
+    Only `confluence` has shards, and values that are close may have any hashes: they are joined in one, as are inputs
+    whose promises settle rows. See `choose`, and `joins.sharded` for inputs that stay in memory anyway: their rows are
+    not copied.
     """
     chosen, reason = choose(spec, algorithm)
-    shards = min(threads, memory // _SHARD_MEMORY) if chosen.name == "confluence" and not spec.asks_for_close else 1
+    alone = chosen.name != "confluence" or spec.asks_for_close or spec.foretells
+    shards = 1 if alone else min(threads, memory // _SHARD_MEMORY)
     if shards < 2:
         return build(spec, memory, store, algorithm, **options)
     from watersmeet.joins.sharded import Sharded

@@ -38,6 +38,26 @@ def test_what_is_over_is_forgotten(spark: Any, tmp_path: Path) -> None:
     assert all(0 < each["state_rows"] < 400 for each in told), told
 
 
+def test_rows_without_a_partner_come_when_their_keys_are_over(spark: Any, tmp_path: Path) -> None:
+    """Neither stream ends: what comes alone is what promises have settled, over a restart, and each row once."""
+    rng = np.random.default_rng(11)
+    for number in range(BATCHES):
+        for name in ("left", "right"):
+            ids = rng.integers(number * 50, number * 50 + 100, 40)
+            _write(tmp_path / name, number, {"id": ids, name: np.arange(40) + 1_000 * number})
+            _write(tmp_path / f"{name} over", number, {"id": np.arange(number * 50, number * 50 + 50)})
+    told = []
+    for last in (2, BATCHES):
+        told += _run(spark, tmp_path, last, how="full")
+    found = spark.read.parquet(str(tmp_path / "out"))
+    left, right = (spark.read.parquet(str(tmp_path / name)) for name in ("left", "right"))
+    settled = f"(left is not null and right is not null) or id < {BATCHES * 50}"
+    expected = left.join(right, "id", "full").select("id", "left", "right").where(settled)
+    assert found.exceptAll(expected).count() == expected.exceptAll(found).count() == 0
+    assert expected.where("left is null").count() > 20 < expected.where("right is null").count()
+    assert all(0 < each["state_rows"] < 250 for each in told), told
+
+
 def _write(place: Path, number: int, columns: dict[str, Any]) -> None:
     place.mkdir(exist_ok=True)
     path = place / f"{number}.parquet"
@@ -45,7 +65,7 @@ def _write(place: Path, number: int, columns: dict[str, Any]) -> None:
     os.utime(path, (number, number))
 
 
-def _run(spark: Any, place: Path, files: int) -> list[dict[str, Any]]:
+def _run(spark: Any, place: Path, files: int, how: str = "inner") -> list[dict[str, Any]]:
     """Work off so many files of each stream in all; what the batches did."""
     frames = []
     for name in ("left", "right"):
@@ -61,7 +81,7 @@ def _run(spark: Any, place: Path, files: int) -> list[dict[str, Any]]:
         frames.append(with_punctuations(*streams))
     promised = {"punctuated": True}
     joined = join(
-        *frames, on="id", memory="512 KiB", partitions=2, state=place / "state",
+        *frames, on="id", how=how, memory="512 KiB", partitions=2, state=place / "state",
         promises={"left": promised, "right": promised},
     )  # fmt: skip
     writer = joined.writeStream.format("parquet").option("checkpointLocation", str(place / "checkpoint"))

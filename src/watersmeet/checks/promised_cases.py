@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.checks.cases import Case, Move, arrivals, interleaved, make_case, random_fuel
+from watersmeet.checks.cases import Case, Move, arrivals, interleaved, make_case, make_kind_case, random_fuel
 from watersmeet.core.keys import KeyKind, common_key_type
 from watersmeet.core.promises import ANY, Among, Promises, Range
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate
@@ -87,7 +87,36 @@ def make_promised_case(seed: int, operator_class: type[Any], **options: Any) -> 
     >>> str(make_promised_case(7, MetadataMJoin)) == str(make_promised_case(7, MetadataMJoin))
     True
     """
-    base = make_case(seed, operator_class, **options)
+    return _promised(make_case(seed, operator_class, **options))
+
+
+def make_promised_kind_case(seed: int, operator_class: type[Any], **options: Any) -> PromisedCase:
+    """The same of any kind that the operator can do but inner joins, with enough memory for its promises.
+
+    >>> from watersmeet.joins.confluence import Confluence
+    >>> sorted({make_promised_kind_case(seed, Confluence).spec.how for seed in range(20)})
+    ['anti', 'full', 'left', 'right', 'semi']
+    """
+    case = _promised(make_kind_case(seed, _without_bands(operator_class), **options))
+    least = int(operator_class.least_memory(case.spec, **options))
+    return _PromisedKindCase(**{**_fields(case), "least": least, "memory": case.memory + least - case.least})
+
+
+def _without_bands(operator_class: type[Any]) -> type[Any]:
+    return type(operator_class.__name__, (operator_class,), {"joins_ranges": False})
+
+
+class _PromisedKindCase(PromisedCase):
+    maker: ClassVar[str] = "make_promised_kind_case"
+
+
+def _fields(case: PromisedCase) -> dict[str, Any]:
+    return {field.name: getattr(case, field.name) for field in fields(case)}
+
+
+def _promised(base: Case) -> PromisedCase:
+    """A case with its rows made to keep some promises."""
+    seed = base.seed
     rng = np.random.default_rng([seed, 0x9207])
     tables, promises, punctuations = [], [], []
     for side in (0, 1):

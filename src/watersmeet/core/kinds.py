@@ -115,11 +115,13 @@ def refuse_endless(kind: Kind, what: str = "inputs that never end", instead: str
     >>> refuse_endless(KINDS["left"])
     Traceback (most recent call last):
     watersmeet.core.errors.SpecError: how='left' of inputs that never end would hold back each row without a partner \
-for ever, because a later row may be one; use window_join, which knows when a row is settled, or inputs that end
+for ever, because a later row may be one; use window_join, which knows when a row is settled, or inputs that end, or \
+that promise what they will not send any more
     >>> refuse_endless(KINDS["semi"])
     """
     if any(kind.preserved):
         raise SpecError(
             f"how={kind.name!r} of {what} would hold back each row without a partner for ever, because a later row may "
-            f"be one; use window_join, which knows when a row is settled, or {instead}"
+            f"be one; use window_join, which knows when a row is settled, or {instead}, or that promise what they will "
+            f"not send any more"
         )

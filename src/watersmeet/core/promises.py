@@ -181,9 +181,13 @@ class Promises:
             return self.sorted[0][1]
         return None
 
+    def tell_of(self, keys: Sequence[str]) -> bool:
+        """Whether it comes to be known that values of these columns are over."""
+        return self.punctuated or self.clustered_key(keys) or self.sorted_key(keys) is not None
+
     def help(self, keys: Sequence[str]) -> bool:
         """Whether a join on these columns can make use of any of it."""
-        return self.punctuated or self.unique_key(keys) or self.clustered_key(keys) or self.sorted_key(keys) is not None
+        return self.unique_key(keys) or self.tell_of(keys)
 
 
 def _names(given: Any, what: str) -> list[Any]:

@@ -121,7 +121,7 @@ class JoinOperator(Protocol):
 
     name: ClassVar[str]
     """What users call the algorithm."""
-    takes_punctuations: ClassVar[bool]
+    takes_punctuations: bool
     """Whether it can make use of them; a driver tells no other of any."""
 
     @property
@@ -187,7 +187,7 @@ class PlainOperator:
     name: ClassVar[str]
     reason: str = ""
     """Why the planner chose it."""
-    takes_punctuations: ClassVar[bool] = False
+    takes_punctuations: bool = False
     beyond: int = 0
     """Bytes of buffers that come on top of the budget; only where that is said in its documentation."""
 

@@ -300,6 +300,18 @@ class JoinSpec:
         """What comes out beside the pairs, or in their place."""
         return kind_of(self.how)
 
+    @property
+    def foretells(self) -> bool:
+        """Whether promises tell when rows without a partner are settled, or which rows are of no more use.
+
+        >>> schema, promises = pa.schema({"id": pa.int64()}), (Promises(), Promises(punctuated=True))
+        >>> [JoinSpec(schema, schema, parse_on("id"), how, promises=promises).foretells for how in ("left", "inner")]
+        [True, False]
+        """
+        if self.kind.is_inner or self.asks_for_close:
+            return False
+        return any(promises.tell_of(self.keys(side)) for side, promises in enumerate(self.promises))
+
     @cached_property
     def columns(self) -> tuple[OutputColumn, ...]:
         """What the output's columns are made of: all columns, but a key of one name on both sides only once.

@@ -79,7 +79,7 @@ class LookupFrame(ABC):
     name: ClassVar[str]
     reason: str = ""
     """Why the planner chose it."""
-    takes_punctuations: ClassVar[bool] = False
+    takes_punctuations: bool = False
     beyond: int = 0
     """Nothing comes on top of the budget."""
     spills: ClassVar[bool] = False

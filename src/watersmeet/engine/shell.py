@@ -58,7 +58,7 @@ class Operator(ABC):
     name: ClassVar[str]
     reason: str = ""
     """Why the planner chose it."""
-    takes_punctuations: ClassVar[bool] = False
+    takes_punctuations: bool = False
     beyond: int = 0
     """Bytes of buffers that come on top of the budget; only where that is said in its documentation."""
     spills: ClassVar[bool] = True

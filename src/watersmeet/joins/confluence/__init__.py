@@ -8,6 +8,7 @@ Our own join. `operator` decides what comes next; what it decides about are part
     catalogue     the runs: their names, what is remembered of them, and how they become few
     wear          which rows on disk nobody needs any more
     alone         rows without a partner come out
+    foretold      what inputs promise, and who is settled by it before they end
     saving        what a snapshot says
 """
 

@@ -86,6 +86,8 @@ class Catalogue:
     def forget(self, side: int) -> None:
         """Runs of a side wait for nobody."""
         names, matched = self._join.debts.forget(side), self._join.matched
+        if self._join.foretold is not None:
+            self._join.foretold.runs_gone(side, names)
         self.forget_bits(side, names)
         pieces = self.upkeep.forget(side)
         if matched is not None:
@@ -104,9 +106,15 @@ class Catalogue:
 
     def _carry_bits(self, side: int, runs: Sequence[SortedRun], merged: Sequence[SortedRun]) -> None:
         """Rows of runs that became one have the bits that they had."""
+        assert self._join.matched is not None
+        bits, foretold = self._join.matched.bits, self._join.foretold
         if self._join.spec.kind.tracked[side]:
-            assert self._join.matched is not None
-            self._join.matched.bits.replace(runs, merged)
+            bits.replace(runs, merged)
+        else:
+            noted = [left_out_of(run.name) for run in merged]
+            bits.forget([name for name in noted if name in bits])
+        if foretold is not None:
+            foretold.runs_gone(side, [run.name for run in runs])
         self._join.alone.runs_dropped(side, [run.name for run in runs])
 
     @property

@@ -49,8 +49,9 @@ class Flushing:
         join.events["flushed"] += 1
         stayed: Stayed | None = None
         if not join.exhausted(1 - side):
-            chosen = None if all_of_it or self._forgets_matched(side) else self._choose_to_stay(side)
-            run = self._write(side, chosen)
+            all_of_it = all_of_it or self._forgets_matched(side) or join.foretold is not None
+            chosen = None if all_of_it else self._choose_to_stay(side)
+            run = self._write(side, chosen, settled=True)
             if run is not None:
                 join.debts.add(side, self._entry(side, run, join.tables[1 - side].rows))
             stayed = None if chosen is None else self.copied(side, chosen.numbers)
@@ -85,6 +86,8 @@ class Flushing:
         """A memtable is empty now; whatever comes owes all that is on disk."""
         join = self._join
         join.alone.rows_dropped(side, join.tables[side].rows)
+        if join.foretold is not None:
+            join.foretold.rows_left(side)
         join.forget(side, 0)
         join.settlements.came[side].clear()
         join.debts.rows_left(side)
@@ -137,7 +140,7 @@ class Flushing:
         """What is to be known of a memtable that was written now."""
         return RunEntry(run, self._join.clock, since, owes_before=owes_before, span=self._join.span_of(side))
 
-    def _write(self, side: int, chosen: Staying | None = None) -> SortedRun | None:
+    def _write(self, side: int, chosen: Staying | None = None, settled: bool = False) -> SortedRun | None:
         """Write rows of a memtable as a run; None if none of them is of any use."""
         join, table, buffer = self._join, self._join.tables[side], self._join.workspace.slice
         there, buffer.owner = buffer.holds(table), None
@@ -147,7 +150,11 @@ class Flushing:
         if self._forgets_matched(side):
             marks = table.marks
             staying = int(np.count_nonzero(marks)), lambda hashes, numbers: marks[numbers] != 0
+        if settled and join.foretold is not None and join.foretold.helps(side):
+            staying = join.foretold.useless_in_memory(side)
         rows = table.rows - (0 if staying is None else staying[0])
+        if staying is not None and chosen is None:
+            join.events["rows not written"] += staying[0]
         if not rows:
             return None
         name, block_bytes = join.catalogue.new_run(side), join.workspace.block_bytes

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.kinds import KINDS
-from watersmeet.core.protocol import Snapshot, Step
+from watersmeet.core.protocol import Arrive, Event, Punctuate, Snapshot, Step
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import NOWHERE, TimeSpan, parse_seconds
@@ -51,6 +51,12 @@ from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable import Memtable
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
+
+if TYPE_CHECKING:
+    from watersmeet.joins.confluence.foretold import Foretold
+
+_LEAST_KNOWN = 4096
+"""Bytes that there must be to remember promises in."""
 
 
 class Confluence(RoomFirst, Operator):
@@ -168,6 +174,13 @@ class Confluence(RoomFirst, Operator):
         """Who has found a partner; None if only pairs matter."""
         if any(spec.kind.tracked):
             self.pairs.matched = self.matched = self.catalogue.track(memory)
+        self.foretold: Foretold | None = None
+        """What inputs promise of their keys; None: nothing that is of any use here."""
+        if not self.windowed and spec.foretells:
+            from watersmeet.joins.confluence.foretold import Foretold
+
+            self.foretold = Foretold(self, self.budget)
+            self.takes_punctuations = True
         self._open_run = open_run or partial(SortedRun, store)
         self._delay = None if delay is None else parse_seconds(delay, "delay")
         self._policy = settling or Settling()
@@ -183,8 +196,8 @@ class Confluence(RoomFirst, Operator):
     @classmethod
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
-        tracked = any(spec.kind.tracked)
-        return 2 * cls._least_for_rows(spec) + cls.least_runs * RUN_BYTES + 2 * LEAST_BYTES * tracked
+        more = 2 * LEAST_BYTES * any(spec.kind.tracked) + (_LEAST_KNOWN if spec.foretells else 0)
+        return 2 * cls._least_for_rows(spec) + cls.least_runs * RUN_BYTES + more
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -244,6 +257,16 @@ class Confluence(RoomFirst, Operator):
 
     # --- the protocol ---
 
+    def receive(self, event: Event) -> None:
+        """Take note of an event."""
+        if self.foretold is not None and isinstance(event, Punctuate):
+            self._check_open(event.input)
+            self.foretold.punctuated(event.input, event.pattern)
+            return
+        super().receive(event)
+        if self.foretold is not None and isinstance(event, Arrive):
+            self.foretold.rows_received(event.input, event.batch.num_rows)
+
     def poll(self, now: float, fuel: int) -> Step:
         """Work a little, and hand out at most one batch."""
         self._idle = self._task is None and not self.pairs.waiting and not self._arrivals_wait
@@ -283,7 +306,27 @@ class Confluence(RoomFirst, Operator):
     # --- rows that arrive ---
 
     def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        if self.foretold is not None:
+            return self.foretold.arrival_kind(side)(self, side, batch, numbers)
         return (TrackedArrival if self.spec.kind.tracked[side] else Arrival)(self, side, batch, numbers)
+
+    @property
+    def _arrivals_wait(self) -> bool:
+        return super()._arrivals_wait or (self.foretold is not None and self.foretold.waits)
+
+    def _next_arrival(self) -> Task | None:
+        if self.foretold is None:
+            return super()._next_arrival()
+        for side, intake in enumerate(self._intakes):
+            most = self.foretold.before_mark(side, intake.rows)
+            if intake.rows:
+                return self._arrival(side, *intake.next(most))
+            self._close_if_ended(side)
+        return None
+
+    def _input_closed(self, number: int) -> None:
+        if self.foretold is not None:
+            self.foretold.input_closed(number)
 
     def must_keep(self, side: int) -> bool:
         """Unless the other input has ended and has nothing on disk."""
@@ -364,6 +407,8 @@ class Confluence(RoomFirst, Operator):
             unmatched = self.alone.task(0) or self.alone.task(1)
             if unmatched is not None:
                 return unmatched
+        if self.foretold is not None and any(map(self.foretold.is_due, (0, 1))):
+            return self._foretold_task(self.foretold)
         if self.catalogue.changed:
             for side in (0, 1):
                 if self.catalogue.are_too_many(side):
@@ -377,10 +422,19 @@ class Confluence(RoomFirst, Operator):
             return task or self._urgent_task()
         return None
 
+    def _foretold_task(self, foretold: Foretold) -> Task | None:
+        """Hand out rows that are settled by what inputs have promised; or what must be done before."""
+        for side in (0, 1):
+            if self.debts.owes(side) or self.settlements.begun[side] is not None:
+                return self.settlements.task(side, "before rows come out", urgent=True)
+        return next(foretold.task(side, at_any_cost=True) for side in (0, 1) if foretold.is_due(side))
+
     def _has_urgent_work(self) -> bool:
         if self.full or self.batch_ends or any(self._is_due(side) for side in (0, 1)):
             return True
         if self.matched is not None and any(self.alone.has_come(side) for side in (0, 1)):
+            return True
+        if self.foretold is not None and any(map(self.foretold.is_due, (0, 1))):
             return True
         runs = self.catalogue
         return runs.changed and any(runs.are_too_many(side) or runs.to_merge(side) for side in (0, 1))
@@ -395,6 +449,8 @@ class Confluence(RoomFirst, Operator):
         return 1
 
     def _can_react(self) -> bool:
+        if self.foretold is not None and any(map(self.foretold.can_look, (0, 1))):
+            return True
         return any(self.debts.owes(side) for side in (0, 1))
 
     def _reactive_task(self) -> Task | None:
@@ -402,7 +458,9 @@ class Confluence(RoomFirst, Operator):
         begun = self.settlements.begun
         # What has begun goes on; else the side whose rows will likely find most, so that neither waits for the other.
         owing.sort(key=lambda side: (begun[side] is None, -self.debts.owing(side) * self.debts.hashes_owed(side)))
-        return self.settlements.task(owing[0], "in a silence" if self._stalled else "in idle time") if owing else None
+        if owing:
+            return self.settlements.task(owing[0], "in a silence" if self._stalled else "in idle time")
+        return None if self.foretold is None else self.foretold.task(0) or self.foretold.task(1)
 
     def _clean_up_task(self) -> Task | None:
         owing = [side for side in (0, 1) if self.debts.owes(side)]
@@ -429,6 +487,8 @@ class Confluence(RoomFirst, Operator):
                     return self._make_room()
                 return self.settlements.task(each, "before a flush", urgent=True)
         task = self.alone.task(side)
+        if task is None and self.foretold is not None:
+            task = self.foretold.task(side)
         if task is None:
             self.flushing.flush(side)
         return task
@@ -450,6 +510,13 @@ class Confluence(RoomFirst, Operator):
         self.batch_ends = True
 
     def _end_of_batch(self) -> Task | None:
+        if self.foretold is not None:
+            for side in (0, 1):
+                if self.debts.owes(side):
+                    return self.settlements.task(side, "at the end of a batch", urgent=True)
+            settled = self.foretold.task(0, at_any_cost=True) or self.foretold.task(1, at_any_cost=True)
+            if settled is not None:
+                return settled
         for side in (0, 1):
             if self.debts.owes(side):
                 return self.settlements.task(side, "at the end of a batch", urgent=True)
@@ -496,6 +563,9 @@ class Confluence(RoomFirst, Operator):
     def _load_task(self, state: dict[str, Any]) -> Task:
         if state["kind"] == "unmatched":
             return self.alone.resumed(state)
+        if state["kind"] == "foretold":
+            assert self.foretold is not None
+            return self.foretold.resumed(state)
         if state["kind"] != "settlement":
             return super()._load_task(state)
         return SettlementTask(self, self.settlements.load(state), state["urgent"])

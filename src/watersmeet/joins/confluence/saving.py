@@ -20,6 +20,7 @@ def saved(join: Confluence, at_hand: Any) -> tuple[list[str], dict[str, Any]]:
     bits = [] if join.matched is None or matched is None else join.matched.versions(matched)
     return join.catalogue.names + bits, {
         "matched": matched,
+        "foretold": None if join.foretold is None else join.foretold.to_state(),
         **join.debts.to_state(),
         "upkeep": join.catalogue.upkeep.to_state(),
         "batch": [join.catalogue.batch_began, join.batch_ends],
@@ -36,6 +37,8 @@ def saved(join: Confluence, at_hand: Any) -> tuple[list[str], dict[str, Any]]:
 def load(join: Confluence, state: dict[str, Any], open_run: OpenRun) -> None:
     """Take that over, but for rows in memory and the work at hand, which come later."""
     join.catalogue.load(state, open_run)
+    if join.foretold is not None:
+        join.foretold.load(state["foretold"])
     join.batch_ends = state["batch"][1]
     join.settlements.began_at = list(state["settled_at"])
     join.idle_share = state["idle_share"]

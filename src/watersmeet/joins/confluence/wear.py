@@ -1,6 +1,8 @@
 """Rows on disk that are of no more use: merges leave them out, and runs of little else are merged for that alone.
 
 - Of a semi or anti join, a left row that has a partner has come out, or never will.
+- A row of whose key the other input will send no more (`foretold`) meets nobody any more; where rows without a
+  partner come out, it must have come out, or have one.
 
 Which rows a merge leaves out is decided once, while it passes their hashes, and noted beside the new run
 (`runs.matched_bits`): bits and promises may change before the last piece of a long merge is there.
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from watersmeet.core.arrays import Bool, Int64, Uint64
 from watersmeet.runs.matched_bits import Filling, MatchedBits, left_out_of
@@ -70,8 +74,10 @@ class Wear:
 
     def wears(self, side: int) -> bool:
         """Whether rows of a side come to be of no more use one by one."""
-        matched = self._join.matched
-        return matched is not None and self._join.windows is None and matched.forgotten(side)
+        matched, foretold = self._join.matched, self._join.foretold
+        if matched is None or self._join.windows is not None:
+            return False
+        return matched.forgotten(side) or (foretold is not None and foretold.helps(side))
 
     def run_is_worn(self, side: int, run: SortedRun) -> bool:
         """Whether most rows of a run are of no more use."""
@@ -82,17 +88,35 @@ class Wear:
         rows, matched = sum(run.rows for run in chain), self._join.matched
         if matched is None or not self.wears(side) or rows < self.least:
             return False
-        useless = sum(matched.bits.marked(run.name) for run in chain)
+        useless = sum(self._useless(side, run) for run in chain)
         return useless >= self.least and 2 * useless > rows
+
+    def _useless(self, side: int, run: SortedRun) -> int:
+        """How many rows of a run are, as far as is known."""
+        matched, foretold = self._join.matched, self._join.foretold
+        assert matched is not None
+        of_matched = matched.bits.marked(run.name) if matched.forgotten(side) else 0
+        # Those that have a partner may be among the others.
+        return max(of_matched, 0 if foretold is None else foretold.useless[side].get(run.name, 0))
 
     def left_out(self, side: int) -> LeftOutRows | None:
         """What a merge of a side's runs leaves out; None: nothing."""
         matched = self._join.matched
         if matched is None or not self.wears(side):
             return None
-        bits = matched.bits
+        bits, kind, foretold = matched.bits, self._join.spec.kind, self._join.foretold
+        # Rows that owe these runs may have come before the promise.
+        heeds = foretold is not None and foretold.helps(side) and not self._join.debts.owes(1 - side)
+        if not heeds and not matched.forgotten(side):
+            return None
 
         def useless(rows: MergedRows, hashes: Uint64, numbers: Int64) -> Bool:
-            return bits.marked_of(rows.names, numbers)
+            marked = bits.marked_of(rows.names, numbers) if kind.tracked[side] else np.ones(len(numbers), np.bool_)
+            found = marked if matched.forgotten(side) else np.zeros(len(numbers), np.bool_)
+            if heeds:
+                assert foretold is not None
+                over = foretold.is_over(side, rows, numbers, hashes)
+                found = found | (over & (marked | (not kind.preserved[side])))
+            return found
 
         return LeftOutRows(bits, useless)

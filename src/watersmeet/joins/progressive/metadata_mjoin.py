@@ -91,7 +91,7 @@ class MetadataMJoin(SpillingJoin):
     """
 
     name: ClassVar[str] = "metadata_mjoin"
-    takes_punctuations: ClassVar[bool] = True
+    takes_punctuations: bool = True
 
     def __init__(
         self,

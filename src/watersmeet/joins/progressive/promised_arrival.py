@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int64
-from watersmeet.engine.arrival import Arrival
+from watersmeet.joins.progressive.keyed_arrival import KeyedArrival
 from watersmeet.memory import Budget
-from watersmeet.records.patterns import KeyPattern, plain_array
+from watersmeet.records.patterns import KeyPattern
 from watersmeet.records.plan import BatchRows
 from watersmeet.records.punctuated import behind_values, punctuated_range
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 
 
-class PromisedArrival(Arrival):
+class PromisedArrival(KeyedArrival):
     """Rows of one input, slice by slice: checked, kept or dropped, looked up, and then learned from."""
 
     _join: MetadataMJoin
@@ -124,15 +124,3 @@ class PromisedArrival(Arrival):
         self._marks = [(at, KeyPattern.of_state(saved)) for at, saved in state["marks"]]
         super().resume(state)
         self._first, self._settled = 0, not state["rows"]
-
-    def keys(self, first: int, count: int) -> list[pa.Array]:
-        """The key columns of some rows, in plain types."""
-        positions = self.positions
-        columns = [plain_array(column) for column in self._join.plans[self.input].key_arrays(self.batch)]
-        if positions is not None:
-            return [column.take(pa.array(positions[first : first + count])) for column in columns]
-        return [column.slice(first, count) for column in columns]
-
-    def row_number(self, row: int) -> int:
-        """The number of a row in its input."""
-        return int(self.numbers[row if self.positions is None else self.positions[row]])

@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64
-from watersmeet.core.errors import PromiseError
 from watersmeet.core.report import PromiseFigures
-from watersmeet.joins.progressive.knowledge import key_text
 from watersmeet.joins.progressive.promised_arrival import PromisedArrival
 from watersmeet.records.patterns import plain_array
 from watersmeet.spill.segment import Segment, SegmentWriter
@@ -96,12 +94,8 @@ class PromisedRows:
             return
         self.broken[side] += int(np.count_nonzero(late))
         if not self._join.lenient:
-            row, name = int(np.argmax(late)), self._join.spec.names[side]
-            told = key_text(self._join.spec, side, keys(), row)
-            raise PromiseError(
-                f"row {arrival.row_number(first + row):,} of {name} has {told}, which {name} had promised not to send "
-                f"any more; mend the input, take back the promise, or use broken='count'"
-            )
+            remedy = "mend the input, take back the promise, or use broken='count'"
+            raise arrival.broken_word(first + int(np.argmax(late)), remedy)
 
     def not_kept(self, side: int, hashes: Int64, keys: Keys, dropped: Bool) -> None:
         """Rows that have just come are not kept."""

@@ -112,7 +112,7 @@ class WindowConfluence(Confluence):
     name: ClassVar[str] = "confluence"
     windowed: ClassVar[bool] = True
     joins_points: ClassVar[bool] = False
-    takes_punctuations: ClassVar[bool] = True
+    takes_punctuations: bool = True
     emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)

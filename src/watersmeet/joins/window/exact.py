@@ -51,7 +51,7 @@ class ExactWindowJoin(Operator):
     """A window join that scans the disk for many rows at once. What a paper decides comes first below."""
 
     windowed: ClassVar[bool] = True
-    takes_punctuations: ClassVar[bool] = True
+    takes_punctuations: bool = True
     tables: tuple[WindowTable, ...]
 
     def __init__(

@@ -107,7 +107,7 @@ class RPWJ(Operator):
 
     name: ClassVar[str] = "rpwj"
     windowed: ClassVar[bool] = True
-    takes_punctuations: ClassVar[bool] = True
+    takes_punctuations: bool = True
     settles_in_silence: ClassVar[bool] = False
     paths: ClassVar[tuple[str, ...]] = (
         "dumps", "md-tasks", "dd-tasks", "invalidations", "expired segments", "blocks at once", "rows one by one"

@@ -43,7 +43,7 @@ class SymmetricWindow(Operator):
 
     name: ClassVar[str] = "symmetric_window"
     windowed: ClassVar[bool] = True
-    takes_punctuations: ClassVar[bool] = True
+    takes_punctuations: bool = True
     spills: ClassVar[bool] = False
 
     def _make_table(self, side: int) -> WindowTable:

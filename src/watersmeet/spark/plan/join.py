@@ -78,7 +78,8 @@ def join(
 
     :param how: `"inner"`, `"left"`, `"right"`, `"full"`, `"semi"` or `"anti"`, with columns as Spark's `join(on=...)`
         has them. A row without a partner comes in the batch that brings the other input's end, and later ones at once;
-        of streams that do not end only `"inner"` and `"semi"` can be had.
+        or, with `promises`, in the batch that brings a punctuation of its key. Of streams without a column
+        `watersmeet_event` only `"inner"` and `"semi"` can be had.
     :param on: a column of both inputs, `"left_column = right_column"`, a `watersmeet.band`, a `watersmeet.near`, or a
         list of these. With a band or near alone, all rows go to one task; add an equality where there is one.
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
@@ -109,7 +110,7 @@ def join(
         refuse_endless(
             spec.kind,
             "streams that do not end",
-            f"streams that say when they end (a column {EVENT!r}), or batch DataFrames",
+            f"batch DataFrames, or streams with a column {EVENT!r} that say when they end",
         )
     factory = _factory(spec, algorithm, streaming, ends)
     budget = parse_memory(memory)

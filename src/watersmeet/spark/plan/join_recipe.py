@@ -58,7 +58,8 @@ class JoinFactory(Recipe):
     @property
     def punctuated(self) -> bool:
         """Whether it makes use of punctuations."""
-        return self.algorithm == MetadataMJoin.name and any(each.punctuated for each in self.spec.promises)
+        heeds = self.algorithm == MetadataMJoin.name or (self.settles and self.spec.foretells)
+        return heeds and any(each.punctuated for each in self.spec.promises)
 
     def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
         """What an operator is told of these."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from watersmeet.core.protocol import Arrive, End
+from watersmeet.core.protocol import Arrive, End, Punctuate
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.plan.row_layout import RowLayout
@@ -34,6 +35,9 @@ from watersmeet.spark.task.settled_group import SettledGroup, SettlingFactory
 from watersmeet.spill.file_store import FileStore
 
 Numbers = NDArray[np.integer]
+
+_TOLD_SHARE = 32
+"""Punctuations of a batch may take one part in so many of the memory, and as much again while they are sorted."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,29 @@ class OperatorTask:
         self, factory: SettlingFactory, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float
     ) -> Iterator[pa.RecordBatch]:
         """By the end of a batch nothing is owed: results are handed out as they are found."""
-        incoming, delays = _Incoming(self), Delays(self.times)
-        pieces = incoming.pieces(batches)
-        first = next(pieces, None)
-        if incoming.group is None:
-            return
-        group = SettledGroup(factory, self.memory, directory.group(incoming.group), open_runs.WORKER)
-        rows = pieces if first is None else chain([first], pieces)
-        for results in with_figures(group.results(rows, lambda: incoming.ended)):
-            delays.count(results, time.time())
-            yield results
+        with ExitStack() as stack:
+            told, memory = None, self.memory
+            if self.factory.punctuated:
+                limit = memory // _TOLD_SHARE
+                told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit, _scratch)))
+                memory = max(self.factory.least_memory(), memory - 2 * limit)  # sorting takes as much again
+            incoming, delays = _Incoming(self, told), Delays(self.times)
+            pieces = incoming.pieces(batches)
+            first = next(pieces, None)
+            if incoming.group is None:
+                return
+            group = SettledGroup(factory, memory, directory.group(incoming.group), open_runs.WORKER)
+            rows = pieces if first is None else chain([first], pieces)
+            promises = None if told is None else partial(self._promises, told)
+            for results in with_figures(group.results(rows, lambda: incoming.ended, promises)):
+                delays.count(results, time.time())
+                yield results
         group.counts.delays = delays.counts if self.times else []
         yield figures_row(self.factory.output, _figures(group.counts, began).as_list())
+
+    def _promises(self, told: Punctuations) -> Iterator[Punctuate] | None:
+        """What inputs promise behind the rows of a batch; None: nothing."""
+        return self.factory.punctuations(told) if any(told.rows) else None
 
     def _with_results(
         self, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float

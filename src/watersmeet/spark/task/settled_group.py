@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from watersmeet.core.errors import SegmentError
-from watersmeet.core.protocol import Arrive, End, Event, Snapshot
+from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.spark.state.directory import ROWS, GroupState
 from watersmeet.spark.state.open_runs import OpenRuns
@@ -83,16 +83,19 @@ class SettledGroup:
         self._before = group.latest()
 
     def results(
-        self, pieces: Iterator[tuple[int, pa.RecordBatch]], ended: Callable[[], set[int]]
+        self,
+        pieces: Iterator[tuple[int, pa.RecordBatch]],
+        ended: Callable[[], set[int]],
+        promises: Callable[[], Iterator[Punctuate] | None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Take the batch's rows, and hand out what they lead to; then the state has been published.
 
-        `ended` says which inputs have ended, once all rows have come.
+        `ended` says which inputs have ended, and `promises` what they will not send any more, once all rows have come.
         """
         before = self._before
         over = frozenset(before["ended"]) if before else frozenset()
         first = next(pieces, None)
-        if first is None and ended() <= over:
+        if first is None and ended() <= over and (promises is None or promises() is None):
             return  # nothing has happened
         pieces = self._counted(chain([] if first is None else [first], pieces), over)
         if before is not None and before["snapshot"] is None:  # all inputs have ended: any row is an error
@@ -101,7 +104,7 @@ class SettledGroup:
             return
         operator, store = self._open()
         try:
-            events = _events(pieces, lambda: sorted(ended() - over))
+            events = _events(pieces, promises, over, lambda: sorted(ended() - over))
             for batch in chain(hand_over(operator, events), self._last_results(operator, store)):
                 self.counts.results += batch.num_rows
                 yield batch
@@ -150,8 +153,16 @@ class SettledGroup:
             yield from work_off(operator)
 
 
-def _events(pieces: Iterator[tuple[int, pa.RecordBatch]], ended: Callable[[], list[int]]) -> Iterator[Event]:
+def _events(
+    pieces: Iterator[tuple[int, pa.RecordBatch]],
+    promises: Callable[[], Iterator[Punctuate] | None] | None,
+    over: frozenset[int],
+    ended: Callable[[], list[int]],
+) -> Iterator[Event]:
     for number, rows in pieces:
         yield Arrive(number, rows)
+    for promise in (promises() if promises is not None else None) or ():
+        if promise.input not in over:
+            yield promise
     for number in ended():
         yield End(number)
