@@ -24,7 +24,7 @@ from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.planner import ALGORITHMS, MULTIWAY
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
 from watersmeet.spark.plan.join_recipe import JoinFactory
-from watersmeet.spark.plan.multi_recipe import MultiFactory
+from watersmeet.spark.plan.multijoin import MultiFactory
 from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory, batch_of
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_group import OperatorGroup, Shares
@@ -179,12 +179,12 @@ def _killed(group: Group, number: int, pieces: Pieces, ended: tuple[int, ...], r
     with pytest.MonkeyPatch.context() as patch:
         from watersmeet.spark.state import directory as state_directory
         from watersmeet.spark.state import store as versioned_store
-        from watersmeet.spark.task import result_file
+        from watersmeet.spark.task import operator_group
         from watersmeet.spill import file_store
 
         patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))
         patch.setattr(state_directory, "publish", count_down(state_directory.publish))
-        for cleaner in (result_file.ResultFile, versioned_store.VersionedStore):
+        for cleaner in (operator_group.ResultFile, versioned_store.VersionedStore):
             patch.setattr(cleaner, "abandon", lambda self: None)
         try:
             group.batch(number, pieces, ended)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 BLUE = "#0072b2"
-ORANGE = "#e69f00"
 SHADES = {"reactive": "#e69f00", "clean-up": "#56b4e9"}
 """Of phases, behind a curve; they differ for the colour-blind, too."""
 _POINTS = 400

@@ -78,8 +78,6 @@ KINDS = {
 }
 """All of them by their names."""
 
-INNER = KINDS["inner"]
-
 
 def kind_of(how: object, known: Collection[str] = tuple(KINDS)) -> Kind:
     """The kind that `how` names, one of those that are known here.

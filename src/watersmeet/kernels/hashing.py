@@ -29,7 +29,6 @@ COMBINER = np.uint64(0x9E3779B97F4A7C15)
 FIRST_SECRET = np.uint64(0xA0F2EC75A1FE1575)
 SECOND_SECRET = np.uint64(0x8BB84B93962EACC9)
 LENGTH_SECRET = np.uint64(0x4B33A62ED433D4A3)
-SECOND_LANE = np.uint64(0xC2B2AE3D27D4EB4F)
 
 CANONICAL_NAN = np.uint64(0x7FF8000000000000)
 
@@ -152,16 +151,6 @@ def hash_bytes(offsets: Offsets, data: Bytes, hashes: Uint64) -> None:
     for i in range(hashes.shape[0]):
         start = np.int64(offsets[i])
         hashes[i] = _hash_range(data, start, np.int64(offsets[i + 1]) - start, COMBINER)
-
-
-@kernel
-def hash_bytes_wide(offsets: Offsets, data: Bytes, hashes: Uint64) -> None:
-    """A 128-bit hash of each string, `hashes` having two columns; the first is what `hash_bytes` gives."""
-    for i in range(hashes.shape[0]):
-        start = np.int64(offsets[i])
-        length = np.int64(offsets[i + 1]) - start
-        hashes[i, 0] = _hash_range(data, start, length, COMBINER)
-        hashes[i, 1] = _hash_range(data, start, length, SECOND_LANE)
 
 
 @kernel

@@ -37,21 +37,6 @@ class Costs:
     comparison: float = 4.91e-8
 
 
-def output_rate(
-    rates: Sequence[float], selectivities: Sequence[float], second: int, costs: Costs | None = None
-) -> float:
-    """Results a second of one operator for inputs of these rates, after so many seconds (the paper's equation 2).
-
-    >>> round(output_rate([100.0, 100.0], [0.01], 1))
-    714082
-    """
-    costs = costs or Costs()
-    inputs = len(rates)
-    found = prod(selectivities) * prod(rates) * (second**inputs - sum(k**inputs for k in range(1, second)))
-    each = costs.hash + costs.move + costs.comparison * (1 + prod(selectivities[:-1]))
-    return float(found / (sum(rates) * each))
-
-
 @dataclass(frozen=True)
 class Estimates:
     """Rows of each input, and by condition the share of all row pairs that match."""

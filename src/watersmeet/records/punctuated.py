@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,49 +26,6 @@ Keys = Callable[[], Sequence[pa.Array]]
 _LOWEST, _HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _INTERVAL_BYTES = 16
 _RANGE_BYTES = 256
-
-
-class PunctuatedRange(Protocol):
-    """What an input has promised not to send."""
-
-    def add(self, pattern: KeyPattern) -> bool:
-        """Take note of a promise; False if there is no memory for it."""
-        ...
-
-    def add_keys(self, hashes: Int64, keys: Keys) -> bool:
-        """The same for keys of rows: each of them will not come again."""
-        ...
-
-    def add_beyond(self, hashes: Int64, keys: Keys, descending: bool) -> bool | None:
-        """Take note that all keys are over that lie before the furthest of these; None if there is no memory for it,
-        False if that was known.
-        """
-        ...
-
-    def contains(self, hashes: Int64, keys: Keys) -> Bool:
-        """Which of some rows, of any side, have such keys; `keys` gives their key columns, where hashes do not tell."""
-        ...
-
-    def covers(self, low_to_high: KeyPattern) -> bool:
-        """Whether a whole range of keys is among them."""
-        ...
-
-    @property
-    def entries(self) -> int:
-        """How many intervals or values are remembered."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything."""
-        ...
-
-    def to_state(self) -> Any:
-        """For a snapshot."""
-        ...
-
-    def load(self, state: Any) -> None:
-        """Take over a snapshot's state."""
-        ...
 
 
 def punctuated_range(codec: KeyCodec, claim: Reservation, most: int) -> WordRange | ValueRange:

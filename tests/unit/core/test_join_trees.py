@@ -10,7 +10,7 @@ import watersmeet as wm
 from watersmeet.core.errors import SpecError
 from watersmeet.core.join_tree import left_deep, parse_shape
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.policies.splitting import Costs, Estimates, output_rate, plan
+from watersmeet.policies.splitting import Costs, Estimates, plan
 
 SCHEMA = pa.schema({"a": pa.int64(), "b": pa.int64()})
 CHAIN = MultiSpec.of(dict.fromkeys("rstu", SCHEMA), ["r.a = s.a", "s.b = t.b", "t.a = u.a"])
@@ -46,7 +46,6 @@ def test_the_papers_formulas() -> None:
     assert made.discard_cost(CHAIN, {0, 1}, {2, 3}, costs) == (0.5 * 200 + 0.75 * 1200) * 4
     # A single input has no conditions of its own, and loses nothing.
     assert made.discard_cost(CHAIN, {0}, {1, 2, 3}, costs) == pytest.approx((0.9 + 0.75) * 24_000 * 4)
-    assert output_rate([2.0, 3.0], [0.5], 2, costs) == 0.5 * 6 * (4 - 1) / (5 * (3 + 4 * 2))
 
 
 def test_a_split_pays_when_conditions_are_selective_and_not_when_they_inflate() -> None:

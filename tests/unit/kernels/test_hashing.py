@@ -73,10 +73,6 @@ def test_hashes_are_part_of_the_format() -> None:
     assert hash_words([0, 1, -1, 2**62]) == GOLDEN_WORDS
     for dtype in (np.int32, np.int64):
         assert [int(found) for found in hash_strings(GOLDEN_STRINGS, dtype)] == GOLDEN_HASHES
-    wide = np.empty((1, 2), np.uint64)
-    text = np.frombuffer(b"watersmeet", np.uint8)
-    hashing.hash_bytes_wide(np.array([0, 10], np.int32), text, wide)
-    assert wide.tolist() == GOLDEN_WIDE
     doubles = np.array([0.0, -0.0, 1.5, np.nan, -np.nan])
     hashes = np.empty(5, np.uint64)
     hashing.hash_doubles(doubles, doubles.view(np.uint64), hashes)
@@ -113,7 +109,6 @@ GOLDEN_HASHES = [
     17987207148832801750,
     12997376273888505715,
 ]
-GOLDEN_WIDE = [[7178315680215191060, 14599419284785166378]]
 GOLDEN_DOUBLES = [
     5627194300713089401,
     5627194300713089401,
@@ -158,16 +153,6 @@ def test_every_bit_of_a_hash_is_a_fair_coin(kind: str) -> None:
         sizes = np.bincount(part.astype(np.int64), minlength=1024)
         expected = count / 1024
         assert ((sizes - expected) ** 2 / expected).sum() < 1023 + 6 * np.sqrt(2 * 1023)
-
-
-def test_the_lanes_of_the_wide_hash_are_independent() -> None:
-    strings = [str(i).encode() for i in range(50_000)]
-    offsets = np.cumsum([0, *map(len, strings)], dtype=np.int64)
-    wide = np.empty((len(strings), 2), np.uint64)
-    hashing.hash_bytes_wide(offsets, np.frombuffer(b"".join(strings), np.uint8), wide)
-    np.testing.assert_array_equal(wide[:, 0], hash_strings(strings))
-    agreeing = np.unpackbits((wide[:, 0] ^ wide[:, 1]).view(np.uint8)).mean()
-    assert abs(agreeing - 0.5) < 0.01
 
 
 @settings(max_examples=150, deadline=None)

@@ -20,8 +20,7 @@ from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import TimeSpan, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Task
-from watersmeet.engine.emission import EmitTask, FoundOrHeld
-from watersmeet.engine.held_results import LEAST_HELD, HeldResults
+from watersmeet.engine.held_results import LEAST_HELD, EmitTask, FoundOrHeld, HeldResults
 from watersmeet.engine.sizing import Sizing
 from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
@@ -31,11 +30,9 @@ from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import OwingRows, Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
-from watersmeet.matching.window_debts import WindowDebts
-from watersmeet.matching.within_window import SettlingWithinWindow, WithinWindow
+from watersmeet.matching.window_debts import SettlingWithinWindow, WindowDebts, WithinWindow
 from watersmeet.records.addressed import AddressedRows
-from watersmeet.records.result_times import ResultTimes
-from watersmeet.records.times import FLOOR, TIME, WindowCodec, WindowPlan
+from watersmeet.records.times import FLOOR, TIME, ResultTimes, WindowCodec, WindowPlan
 from watersmeet.runs.sorted_run import let_go
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes

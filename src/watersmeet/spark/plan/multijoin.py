@@ -1,4 +1,4 @@
-"""`watersmeet.spark.multijoin`: several inputs joined in one operator."""
+"""`watersmeet.spark.multijoin`: several inputs joined in one operator, how tasks make it, and where rows go."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
-from watersmeet.spark.plan.multi_recipe import MultiFactory, routes
 from watersmeet.spark.plan.tagging import Tagging
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
@@ -34,6 +33,17 @@ from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from watersmeet import planner
+from watersmeet.core.protocol import Punctuate, Snapshot
+from watersmeet.spark.plan.recipe import Recipe
+from watersmeet.spark.task.operator_cache import Keepable
+from watersmeet.spark.task.punctuations import Punctuations
+from watersmeet.spill.store import MemoryStore, Store
 
 
 def multijoin(
@@ -149,3 +159,93 @@ def _group_count(frame: DataFrame, partitions: int | None, columns: Sequence[str
 def _output_schema(spec: MultiSpec, schemas: Sequence[st.StructType]) -> st.StructType:
     types = [schemas[number].fields[i].dataType for number, kept in enumerate(spec.kept) for i in kept]
     return st.StructType([st.StructField(name, type_) for name, type_ in zip(spec.schema.names, types, strict=True)])
+
+
+@dataclass(frozen=True)
+class MultiFactory(Recipe):
+    """A join of several inputs and the name of its algorithm.
+
+    >>> import pyarrow as pa
+    >>> schema = pa.schema({"id": pa.int64()})
+    >>> MultiFactory.of(MultiSpec.of({"r": schema, "s": schema}, "r.id = s.id"), "auto").algorithm
+    'confluence'
+    """
+
+    spec: MultiSpec
+    algorithm: str
+
+    @classmethod
+    def of(cls, spec: MultiSpec, algorithm: str) -> MultiFactory:
+        """A factory for an algorithm; an error if there is none of this name, or it cannot carry out the spec."""
+        name = algorithm if algorithm != "auto" else "miner" if spec.has_bands else "confluence"
+        if name not in planner.MULTIWAY:
+            known = ", ".join(sorted(planner.MULTIWAY))
+            raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {known}")
+        found = cls(spec, name)
+        found.build(found.least_memory(), MemoryStore()).close()  # says what it cannot do
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the join and its algorithm."""
+        return f"{self.spec.fingerprint}-{self.algorithm}"
+
+    def least_memory(self) -> int:
+        """The smallest budget the algorithm can work in."""
+        return planner.MULTIWAY[self.algorithm].least_memory(self.spec)
+
+    @property
+    def punctuated(self) -> bool:
+        """Whether it makes use of punctuations."""
+        return False
+
+    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
+        """What an operator is told of these."""
+        return iter(())
+
+    def rows_held(self, operator: Keepable, seen: int) -> int:
+        """Rows that are remembered."""
+        return seen
+
+    def build(self, memory: int, store: Store) -> Keepable:
+        """An operator that has seen nothing."""
+        return planner.build_multiway(self.spec, memory, store, self.algorithm)
+
+    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
+        """An operator that goes on where the snapshot was taken."""
+        return planner.MULTIWAY[self.algorithm].restore(self.spec, snapshot, memory, store)
+
+
+def routes(spec: MultiSpec) -> list[str | None]:
+    """The column of each input by whose value its rows are sent to their group; None: they are copied to all groups.
+
+    Columns that conditions make equal, directly or through others, are of one class. The class that most inputs have
+    a column of decides (the first, if there are several); a whole result has one value of it, so it is found in one
+    group, whatever is copied. The preserved input is never copied: only classes count that have a column of it.
+
+    >>> import pyarrow as pa
+    >>> schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
+    >>> inputs = {name: schema for name in "rst"}
+    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.a = t.b"]))
+    ['a', 'a', 'b']
+    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"]))
+    ['a', 'a', None]
+    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"], how={"t": "left"}))
+    [None, 'b', 'b']
+    """
+    classes: list[set[tuple[int, str]]] = []
+    for edge in spec.edges:
+        if edge.width is None:
+            ends = {(edge.first, edge.first_column), (edge.second, edge.second_column)}
+            touched = [each for each in classes if each & ends]
+            classes = [each for each in classes if not each & ends]
+            classes.append(ends.union(*touched))
+    if spec.preserved is not None:
+        classes = [each for each in classes if any(number == spec.preserved for number, _ in each)]
+    order = [(edge.first, edge.first_column) for edge in spec.edges]
+    best = max(
+        sorted(classes, key=lambda each: min(order.index(end) for end in each if end in order)),
+        key=lambda each: len({number for number, _ in each}),
+        default=set[tuple[int, str]](),
+    )
+    return [min((column for i, column in best if i == number), default=None) for number in range(len(spec.names))]

@@ -16,8 +16,7 @@ from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place
-from watersmeet.spark.state.silences import Silences
-from watersmeet.spark.state.watermarks import Marks
+from watersmeet.spark.state.watermarks import Marks, Silences
 from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
