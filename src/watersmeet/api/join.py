@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from watersmeet.api.run import (
     Settings,
     Told,
     check_least,
+    close_all,
     cores,
     open_run,
     open_sources,
@@ -31,6 +33,7 @@ from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.core.windows import parse_seconds
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
+from watersmeet.drivers.shedding import check_shed, loss_bytes, refuse_unfit
 from watersmeet.sources import Source
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ def join(
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
+    shed: float | None = None,
     wait: float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -86,6 +90,9 @@ def join(
     :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
         ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
         wait. Tables and frames are never spooled: their rows are in memory anyway.
+    :param shed: of an inner join on equal keys: the share of an iterator's rows, such as 0.05, that may be let go where
+        the join cannot keep up, its queue full for a tenth of a second; beyond that it waits. `progress.shed` tells how
+        many went, and how many pairs that cost. With `spool`, rows go when that is full, too.
     :param names: what errors and progress call the inputs; their paths, or `left` and `right`, unless given.
     :param on_progress: called in your thread about ten times a second, and once at the end. Unless given, a notebook
         shows progress below the cell, once a join has taken half a second.
@@ -101,6 +108,8 @@ def join(
     """
     conditions = parse_on(on)
     settings = Settings.of(memory, spill, wait, on_progress, page, spool)
+    if shed is not None:
+        settings = replace(settings, shed=check_shed(shed))
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)
@@ -113,7 +122,10 @@ def join(
         spec = JoinSpec(
             left_schema, right_schema, conditions, how=how, suffixes=suffixes, names=called, promises=promises
         )
-        check_budget(spec, settings.memory, algorithm, options)
+        if shed is not None:
+            refuse_unfit(spec)
+        counting = 0 if shed is None else loss_bytes(settings.memory)
+        check_budget(spec, settings.memory - counting, algorithm, options)
         return spec
 
     def make(spec: JoinSpec, rest: int, store: FileStore) -> LiveOperator:
@@ -128,6 +140,9 @@ def join(
         return Choice(kind.name, reason, with_queues(least_memory(kind, spec, options)))
 
     sources = open_sources(zip(called, (left, right), strict=True))
+    if shed is not None and all(getattr(source, "waits", True) for source in sources):
+        close_all(sources)
+        raise SpecError("shed is for iterators, whose rows may come too fast: tables and files wait; leave shed= out")
     promises = (promises_of(sources[0]), promises_of(sources[1]))
     stays = stays_in_memory(sources[0]), stays_in_memory(sources[1])
     workers = threads or usual_threads(sources)

@@ -45,6 +45,8 @@ class Settings:
     page: PageOption = None
     spool: int | None = None
     """Bytes by which sources may run ahead onto the disk; None: they wait."""
+    shed: float | None = None
+    """The share of the rows of sources that do not wait which may be let go; None: no row is."""
 
     @classmethod
     def of(
@@ -148,7 +150,7 @@ def open_run(
         schema = specify(schemas).schema if schemas is not None else None
         run = LiveRun(
             sources, build, settings.memory, schemas=schemas, wait=settings.wait, observe=settings.on_progress,
-            threads=threads, queue_rows=queue_rows, spool=settings.new_spool(),
+            threads=threads, queue_rows=queue_rows, spool=settings.new_spool(), shed=settings.shed,
         )  # fmt: skip
         if settings.page is not None and settings.page is not False:
             from watersmeet.live.attach import attach

@@ -37,6 +37,26 @@ class PromiseFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ShedFigures:
+    """What was let go because the join could not keep up, and what that cost."""
+
+    rows: tuple[int, ...]
+    """Of each input."""
+    share: float
+    """Of all rows of an input that may go."""
+    pairs: int
+    """That would have been found: exactly, if the next two are the same, else an estimate."""
+    pairs_low: int
+    pairs_high: int
+    """They are no less and no more, but for once in a thousand times."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether all lost pairs were counted."""
+        return self.pairs_low == self.pairs_high
+
+
+@dataclass(frozen=True, slots=True)
 class SpoolFigures:
     """How far sources have run ahead of the join, onto the disk."""
 

@@ -15,9 +15,12 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.promises import Punctuation
+from watersmeet.drivers.shedding import Losses
 from watersmeet.drivers.spool import Spool, Spooled
 from watersmeet.records.types import put_together
 
+SHED_AFTER = 0.1
+"""Seconds for which a queue must have been full before rows are let go, if they may."""
 PIECES = 4
 """A batch is cut to pieces of at most this fraction of its queue, so that one batch never fills it."""
 MAX_ROWS = 65_536
@@ -87,10 +90,14 @@ class Inbox:
     def __init__(
         self, source: Readable, bell: Bell, room: int, rows: int = MAX_ROWS, spool: Spool | None = None, number: int = 0
     ) -> None:
-        """With a spool, what has no room here goes there; `number` tells this queue's rows there from others'."""
+        """With a spool, what has no room here goes there; `number` tells this queue's rows from others'."""
         self.source = source
         self._spool = spool
         self._number = number
+        self.losses: Losses | None = None
+        """If set, rows may be let go, and are counted there."""
+        self.patience = SHED_AFTER
+        self.rows_read = self._rows_shed = 0
         self._segments = 0
         """That the reader has put on disk."""
         self.bell = bell
@@ -281,20 +288,48 @@ class Inbox:
             most_bytes, most_rows = self.allowance()
             if self.put_bytes <= most_bytes and self.counted_put <= most_rows:
                 return most_bytes, most_rows
-            if not self.spool_newest():
+            if not self.spool_newest() and not self._let_newest_go():
                 return self.await_room()
+
+    def _let_newest_go(self) -> bool:
+        """The queue is full and stays so: let the newest rows go, if so many may; False if none do."""
+        if self.losses is None or self._gets_room(self.patience):
+            return False
+        try:
+            item, size, counted = self.pieces.pop()
+        except IndexError:  # the consumer has taken all of it
+            return False
+        rows = counted - BATCH_ROWS
+        if isinstance(item, Spooled | Punctuation) or self._rows_shed + rows > self.losses.share * self.rows_read:
+            self.pieces.append((item, size, counted))
+            if self.bell.asleep:
+                self.bell.ring()
+            return False
+        self.losses.count(self._number, item, shed=True)
+        self._rows_shed += rows
+        self.put_bytes -= size
+        self.counted_put -= counted
+        return True
+
+    def _gets_room(self, seconds: float) -> bool:
+        """Whether there is room after so long, or the run is over."""
+        with self.bell.condition:
+            self._blocked = True
+            found = self.bell.condition.wait_for(self._has_room, seconds)
+            self._blocked = False
+        return found
+
+    def _has_room(self) -> bool:
+        most_bytes, most_rows = self.allowance()
+        return (self.put_bytes <= most_bytes and self.counted_put <= most_rows) or self.bell.stopped
 
     def await_room(self) -> tuple[int, int]:
         """Sleep until there is room or the run is over; then the new allowance."""
         with self.bell.condition:
             self._blocked = True
-            while True:
-                most_bytes, most_rows = self.allowance()
-                if (self.put_bytes <= most_bytes and self.counted_put <= most_rows) or self.bell.stopped:
-                    break
-                self.bell.condition.wait()
+            self.bell.condition.wait_for(self._has_room)
             self._blocked = False
-            return most_bytes, most_rows
+        return self.allowance()
 
 
 def _place(spooled: Spooled) -> Place:
@@ -378,6 +413,7 @@ def _read_batches(inbox: Inbox) -> None:
             for piece in ((batch, size, rows + BATCH_ROWS),) if fits else inbox.cut(batch, size):
                 put_bytes += piece[1]
                 counted_put += piece[2]
+                inbox.rows_read += piece[2] - BATCH_ROWS
                 inbox.put_bytes = put_bytes
                 inbox.counted_put = counted_put
                 put(piece)

@@ -25,12 +25,14 @@ import pyarrow as pa
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
+from watersmeet.core.spec import JoinSpec
 from watersmeet.drivers.crew import Crew, Shards
 from watersmeet.drivers.history import History
 from watersmeet.drivers.inbox import MAX_ROWS, Bell, Inbox, Readable
 from watersmeet.drivers.parts import LiveOperator as LiveOperator
 from watersmeet.drivers.parts import Parts
 from watersmeet.drivers.progress import Progress
+from watersmeet.drivers.shedding import Losses, loss_bytes
 from watersmeet.drivers.spool import Spool
 
 if TYPE_CHECKING:
@@ -79,11 +81,13 @@ class LiveRun:
         threads: int = 1,
         queue_rows: int = MAX_ROWS,
         spool: Spool | None = None,
+        shed: float | None = None,
     ) -> None:
         """`build` makes the operator once all schemas are known: at once if they are given, else when the sources tell.
 
         `observe` is called about every `every` seconds. An operator in shards is run by so many threads. With a spool,
-        a source that the join cannot follow runs ahead onto the disk, unless its rows are in memory anyway.
+        a source that the join cannot follow runs ahead onto the disk, unless its rows are in memory anyway. With
+        `shed`, up to this share of the rows of sources that do not wait are let go where the join cannot keep up.
         """
         if not wait >= 0:
             raise SpecError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
@@ -100,7 +104,11 @@ class LiveRun:
         self._every = every
         self._threads = threads
         self._bell = Bell()
-        room = queue_bytes(memory) // len(sources)
+        self._shed = shed
+        self._losses: Losses | None = None
+        self._shared = memory - (0 if shed is None else loss_bytes(memory))
+        """What queues and operator share."""
+        room = queue_bytes(self._shared) // len(sources)
         self._inboxes = [
             Inbox(source, self._bell, room, queue_rows, None if getattr(source, "stays", False) else spool, number)
             for number, source in enumerate(sources)
@@ -134,7 +142,7 @@ class LiveRun:
         """The operator; starts to read and waits until every input's schema is known."""
         if self._parts.operator is not None:
             return self._parts.operator
-        rest = self.memory - queue_bytes(self.memory)
+        rest = self._shared - queue_bytes(self._shared)
         try:
             if self._parts.closed:
                 raise WatersmeetError("this join was closed; call join() again")
@@ -154,6 +162,12 @@ class LiveRun:
         if self._threads > 1 and isinstance(operator, Shards):
             self._parts.crew = Crew(operator, self._threads, self._bell, self._parts.anything_to_hand_over)
         self._schema = operator.spec.schema
+        if self._shed is not None:
+            assert isinstance(operator.spec, JoinSpec)
+            self._losses = Losses(operator.spec, self._shed, loss_bytes(self.memory))
+            for inbox in self._inboxes:
+                if not getattr(inbox.source, "waits", True):
+                    inbox.losses = self._losses
         return operator
 
     def schema(self) -> pa.Schema:
@@ -178,8 +192,8 @@ class LiveRun:
             rows_out=self._rows_out,
             first_result_after=None if self._first is None or started is None else self._first - started,
             elapsed=0.0 if started is None else (self._finished or time.monotonic()) - started,
-            memory=now.queued + now.memory,
-            peak=max(now.queued, self._queue_peak) + now.peak,
+            memory=now.queued + now.memory + (0 if self._losses is None or self._parts.closed else self._losses.nbytes),
+            peak=max(now.queued, self._queue_peak) + now.peak + (0 if self._losses is None else self._losses.nbytes),
             budget=self.memory,
             spilled=now.spilled,
             on_disk=now.on_disk,
@@ -200,6 +214,7 @@ class LiveRun:
             probing=now.report.probing,
             events=now.events,
             spool=now.spool,
+            shed=None if self._losses is None else self._losses.figures(),
         )
 
     def _phase(self) -> str:
@@ -331,6 +346,8 @@ class LiveRun:
                     operator.receive(Arrive(number, item))
                     rows = item.num_rows
                     self._rows_in[number] += rows
+                    if self._losses is not None:
+                        self._losses.count(number, item)
                 elif operator.takes_punctuations:
                     operator.receive(Punctuate(number, item.pattern))
                 self._handed[number].append((size, counted, rows))

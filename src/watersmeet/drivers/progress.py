@@ -7,7 +7,15 @@ from html import escape
 from typing import Any
 
 from watersmeet.core import html
-from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, Probing, PromiseFigures, SpoolFigures
+from watersmeet.core.report import (
+    BatchFigures,
+    Lateness,
+    LookupFigures,
+    Probing,
+    PromiseFigures,
+    ShedFigures,
+    SpoolFigures,
+)
 from watersmeet.memory import format_bytes
 
 
@@ -75,6 +83,8 @@ class Progress:
     """What the join has done how often so far, in its own words: flushed, settled, merged."""
     spool: SpoolFigures | None = None
     """With `spool=`: how far sources have run ahead of the join, onto the disk."""
+    shed: ShedFigures | None = None
+    """With `shed=`: rows that were let go because the join could not keep up, and the pairs that this cost."""
 
     def __str__(self) -> str:
         inputs = " + ".join(f"{name} {rows:,}" for name, rows in zip(self.names, self.rows_in, strict=False))
@@ -93,6 +103,8 @@ class Progress:
             parts.insert(-1, f"spilled {format_bytes(self.spilled)}")
         if self.spool is not None and self.spool.rows:
             parts.insert(-1, describe_spool(self.spool))
+        if self.shed is not None and any(self.shed.rows):
+            parts.insert(-1, describe_shed(self.shed))
         if self.lookup is not None:
             parts.insert(-1, describe_lookup(self.lookup))
         if self.promises is not None:
@@ -122,6 +134,8 @@ class Progress:
         ]
         if self.spool is not None:
             rows.append(("ahead", escape(describe_spool(self.spool))))
+        if self.shed is not None:
+            rows.append(("let go", escape(describe_shed(self.shed))))
         if self.lookup is not None:
             rows.append(("look-ups", escape(describe_lookup(self.lookup))))
         if self.promises is not None:
@@ -144,6 +158,19 @@ def describe_lookup(figures: LookupFigures) -> str:
         f"{figures.misses:,} misses, {share:.0%} from memory, delay {format_seconds(figures.delay_p50)} "
         f"(p99 {format_seconds(figures.delay_p99)}), read {format_bytes(figures.bytes_read)}"
     )
+
+
+def describe_shed(figures: ShedFigures) -> str:
+    """What was let go, and what that cost, for people.
+
+    >>> describe_shed(ShedFigures((120, 0), 0.05, 300, 300, 300))
+    'let go 120 + 0 rows, 300 pairs lost'
+    >>> describe_shed(ShedFigures((120, 0), 0.05, 300, 250, 350))
+    'let go 120 + 0 rows, 250 to 350 pairs lost'
+    """
+    rows = " + ".join(f"{count:,}" for count in figures.rows)
+    pairs = f"{figures.pairs:,}" if figures.exact else f"{figures.pairs_low:,} to {figures.pairs_high:,}"
+    return f"let go {rows} rows, {pairs} pairs lost"
 
 
 def describe_spool(figures: SpoolFigures) -> str:

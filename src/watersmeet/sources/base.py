@@ -71,6 +71,8 @@ class BaseSource(ABC):
         """How many rows it has, where that is known before they are read."""
         self.stays = False
         """Whether its rows are in memory whole before they are read, so that a batch takes none of its own."""
+        self.waits = True
+        """Whether it makes no difference to its rows when they are read."""
 
     def at_hand(self, column: str) -> pa.ChunkedArray | None:
         """All values of a column, where they can be looked at before any row is read."""
