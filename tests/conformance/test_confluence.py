@@ -18,9 +18,10 @@ from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.kernels.sort_keys import words_of_keys
 from watersmeet.matching import reach
 from watersmeet.matching.debts import Debts
+from watersmeet.matching.owing import OwingRows, OwingRuns
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
-from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
+from watersmeet.matching.settlement import Settlement
 from watersmeet.policies.keeping import Keeping, Staying
 from watersmeet.policies.settling import Settling
 from watersmeet.records.keys import KeyCodec

@@ -12,8 +12,9 @@ import numpy as np
 
 from watersmeet.core.delays import Delays, Marks
 from watersmeet.core.report import Lateness, Report
+from watersmeet.matching.owing import OwingRows, OwingRuns
 from watersmeet.matching.reading import Pages
-from watersmeet.matching.settlement import OwingRows, OwingRuns, Settlement
+from watersmeet.matching.settlement import Settlement
 
 if TYPE_CHECKING:
     from watersmeet.joins.confluence.operator import Confluence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from watersmeet.engine.sizing import Grain, Sizing
-from watersmeet.matching.settlement import Slice
+from watersmeet.matching.owing import Slice
 from watersmeet.memory import Budget
 from watersmeet.runs.stretches import StringRoom
 

@@ -25,8 +25,8 @@ from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
 from watersmeet.matching.found_combinations import Together
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
+from watersmeet.matching.owing import Slice
 from watersmeet.matching.reading import Pages
-from watersmeet.matching.settlement import Slice
 from watersmeet.policies.probing import SteadyOrder
 from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 from watersmeet.matching.many_rows import ManyRows, run_number
-from watersmeet.matching.settlement import OwingRows
+from watersmeet.matching.owing import OwingRows
 from watersmeet.runs.sorted_run import MergedRows
 
 

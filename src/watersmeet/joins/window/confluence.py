@@ -27,8 +27,9 @@ from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Condition, Lookup
+from watersmeet.matching.owing import OwingRows
 from watersmeet.matching.reach import BandKeys
-from watersmeet.matching.settlement import OwingRows, Settlement
+from watersmeet.matching.settlement import Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
 from watersmeet.matching.window_debts import SettlingWithinWindow, WindowDebts, WithinWindow
 from watersmeet.records.addressed import AddressedRows
