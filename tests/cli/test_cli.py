@@ -340,7 +340,7 @@ sinks.check_target = check_and_lose
 
 def test_a_signal_that_a_library_swallows_is_not_lost(here: Path) -> None:
     line = [sys.executable, "-c", LOSING + STUCK, *changed(left="stuck")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
     assert left_behind(here) == []
 
@@ -447,7 +447,7 @@ ffi.lib._fntab["LLVMPY_DisposeString"] = free_and_be_stopped
 def test_a_signal_while_a_kernel_is_loaded_breaks_nothing(moment: str, here: Path) -> None:
     assert cli.run(["join", "a.parquet", "b.csv", "--on", "id", "--quiet"]) == 0, "now its kernels are in the cache"
     line = [sys.executable, "-c", moment + STUCK, *changed(left="stuck")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "watersmeet: stopped\n")
     assert left_behind(here) == []
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """As scripts/browser.sh looks for it."""
 
@@ -47,7 +49,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(1000 * PATIENCE)
         if not complains:
             page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -21,7 +21,7 @@ import pytest
 
 import watersmeet as wm
 from live.runs import history, progress
-from waiting import ended, until
+from waiting import PATIENCE, ended, until
 from watersmeet.core.errors import SpecError
 from watersmeet.drivers.history import History
 from watersmeet.live import app
@@ -39,7 +39,7 @@ def ask(
     page: wm.Page, path: str, *, token: str | None = "", method: str = "GET", **headers: str
 ) -> tuple[int, str, Any]:
     """Status, text and headers; the page's token unless another one, or None, is given."""
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
     given = page.token if token == "" else token
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path if given is None else f"{path}?token={given}", headers=headers)
@@ -112,7 +112,7 @@ class TestWhoIsAnswered:
 
 class TestNews:
     def events(self, page: wm.Page) -> Generator[tuple[str, Any], None, None]:
-        with closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)) as connection:
             connection.request("GET", f"/events?token={page.token}")
             answer = connection.getresponse()
             assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -250,7 +250,7 @@ class TestItsEnd:
         )
         assert process.stdout is not None and process.stdin is not None
         port = int(process.stdout.readline())
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
             connection.request("GET", "/events?token=t")
             answer = connection.getresponse()
             answer.readline()
