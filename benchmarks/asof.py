@@ -1,11 +1,20 @@
-"""As-of joins: for each of 5M trades the last of 5M quotes of its symbol, beside DuckDB's ASOF JOIN and Polars."""
+"""As-of joins: for each of 5M trades the last of 5M quotes of its symbol, beside DuckDB's ASOF JOIN and Polars.
+
+Each run has a process of its own, `python -m benchmarks.asof CONTESTANT ROWS`, which joins twice: by how much it grows
+is told of the first time, when nothing has been given back to it, and what it takes of the second.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +22,10 @@ import pyarrow as pa
 import watersmeet as wm
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.growth import Sampler, forget_peak, peak
+from benchmarks.memory import environment
 from benchmarks.peer import engine
 from benchmarks.rounds import Settings, middle, take_turns
+from watersmeet.core.errors import WatersmeetError
 
 ROWS = 5_000_000
 KEYS = 1_000
@@ -90,28 +101,56 @@ def polars_rows(left: pa.Table, right: pa.Table) -> int:
         return int(joined.height - joined["bid"].null_count())
 
 
+CONTESTANTS: dict[str, Callable[[pa.Table, pa.Table], int]] = {
+    "ours": ours,
+    "no order": partial(ours, lateness="unlimited"),
+    "duckdb": duckdb_rows,
+    "polars": polars_rows,
+    "polars, one thread": polars_rows,
+}
+"""By their names. Ours joins on one thread, beside two that read; the peers have all cores, unless told otherwise."""
+
+
+def main(contestant: str, rows: int) -> AsofRun:
+    """Warm up, join once to see how much memory that takes, and again to see how long."""
+    join = CONTESTANTS[contestant]
+    left, right = tables(rows)
+    join(*tables(20_000))
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    first = measured(lambda: join(left, right))
+    gc.collect()
+    second = measured(lambda: join(left, right))
+    return AsofRun(second.rows, second.seconds, second.cpu, first.growth)
+
+
+def in_a_process(contestant: str, rows: int) -> AsofRun:
+    """The same in a new process, with as many threads as the contestant is to have."""
+    command = [sys.executable, "-m", "benchmarks.asof", contestant, str(rows)]
+    told = environment() | ({"POLARS_MAX_THREADS": "1"} if contestant.endswith("one thread") else {})
+    done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WatersmeetError(f"{' '.join(command[1:])} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return AsofRun(**json.loads(done.stdout.splitlines()[-1]))
+
+
 def asof(settings: Settings) -> Iterator[Figure]:
     """5M trades and 5M quotes of 1,000 symbols, in 64 MiB; the peers have all the memory there is."""
-    left, right = tables(settings.rows(ROWS))
-    small = tables(20_000)
-    ours(*small), ours(*small, lateness="unlimited")  # compile
-    contestants: dict[str, Callable[[], AsofRun]] = {
-        "ours": lambda: measured(lambda: ours(left, right)),
-        "no order": lambda: measured(lambda: ours(left, right, "unlimited")),
-    }
-    if settings.peers:
-        duckdb_rows(*small), polars_rows(*small)
-        contestants["duckdb"] = lambda: measured(lambda: duckdb_rows(left, right))
-        contestants["polars"] = lambda: measured(lambda: polars_rows(left, right))
-    runs = take_turns(contestants, settings.repeat)
+    rows = settings.rows(ROWS)
+    names = list(CONTESTANTS) if settings.peers else ["ours", "no order"]
+    runs = take_turns({name: partial(in_a_process, name, rows) for name in names}, settings.repeat)
     seconds = {name: middle(each, lambda run: run.seconds) for name, each in runs.items()}
     cpu = {name: middle(each, lambda run: run.cpu) for name, each in runs.items()}
     growth = {name: middle(each, lambda run: run.growth / 1e6) for name, each in runs.items()}
-    for peer, most in (("duckdb", 1.5), ("polars", 1.0)):
-        yield Figure(f"beside {peer}", seconds["ours"], "s", seconds.get(peer), Target("<=", most, of_ratio=True))
-        yield Figure(f"beside {peer}, CPU time", cpu["ours"], "s", cpu.get(peer))
-        least = Target("<=", 0.1, of_ratio=True) if peer == "polars" else None
-        yield Figure(f"growth beside {peer}", growth["ours"], "MB", growth.get(peer), least)
-    yield Figure("told of no order, beside duckdb", seconds["no order"], "s", seconds.get("duckdb"))
+    for peer, most in (("duckdb", 1.5), ("polars", 1.0), ("polars, one thread", 1.0)):
+        yield Figure(f"{peer}: time", seconds["ours"], "s", seconds.get(peer), Target("<=", most, of_ratio=True))
+        yield Figure(f"{peer}: CPU time", cpu["ours"], "s", cpu.get(peer))
+        least = Target("<=", 0.1, of_ratio=True) if peer.startswith("polars") else None
+        yield Figure(f"{peer}: growth", growth["ours"], "MB", growth.get(peer), least)
+    yield Figure("told of no order, duckdb: time", seconds["no order"], "s", seconds.get("duckdb"))
     every = {run.rows for each in runs.values() for run in each}
     yield exactness(len(every) - 1, "wrong runs, by number of rows")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(main(sys.argv[1], int(sys.argv[2])))))

@@ -210,9 +210,8 @@ def ascends(sources: Int64, column: int, start: int, stop: int) -> bool:
 
 
 @inlined
-def _slot_of(slots: Any, hash_: Any) -> Any:
+def _slot_of(slots: Any, mask: Any, hash_: Any) -> Any:
     """Where a hash is among the slots, each a hash and a row, or the free place where it would be."""
-    mask = (slots.shape[0] >> 1) - 1
     at = hash_ & mask
     while slots[2 * at + 1] >= 0 and slots[2 * at] != hash_:
         at = (at + 1) & mask
@@ -222,8 +221,9 @@ def _slot_of(slots: Any, hash_: Any) -> Any:
 @kernel
 def fill_slots(slots: Int64, hashes: Int64) -> None:
     """Put the last row of each hash into its slot."""
+    mask = (slots.shape[0] >> 1) - 1
     for row in range(hashes.shape[0]):
-        place = _slot_of(slots, hashes[row])
+        place = _slot_of(slots, mask, hashes[row])
         slots[place], slots[place + 1] = hashes[row], row
 
 
@@ -249,12 +249,17 @@ def sweep(
     """
     base, shift, stride = sources[0, 1], sources[0, 2], sources[0, 3]
     left_base, left_shift, left_stride = left[0, 1], left[0, 2], left[0, 3]
+    mask, left_mask = (np.int64(1) << shift) - 1, (np.int64(1) << left_shift) - 1
     at, i, count, used = state[0], state[1], state[2], state[3]
-    rows = hashes.shape[0]
+    rows, slot_mask = hashes.shape[0], (slots.shape[0] >> 1) - 1
     most = (slots.shape[0] >> 1) * 4 // 5
-    next_time = _word(base, shift, stride, np.int64(0), at) if at < rows else np.int64(0)
+    times = read64(base + (at >> shift) * stride) if at < rows else np.int64(0)
+    next_time = read64(times + 8 * (at & mask)) if at < rows else np.int64(0)
+    wanted = read64(left_base + (i >> left_shift) * left_stride + 8 * WORDS) if i < floors.shape[0] else np.int64(0)
     enough = True
     while i < floors.shape[0] and count < found.shape[0]:
+        if (i & left_mask) == 0:
+            wanted = read64(left_base + (i >> left_shift) * left_stride + 8 * WORDS)
         floor = floors[i]
         if answered[i]:
             i += 1
@@ -262,7 +267,7 @@ def sweep(
         if floor > bound:
             break
         while at < rows and next_time <= floor:
-            place = _slot_of(slots, hashes[at])
+            place = _slot_of(slots, slot_mask, hashes[at])
             if slots[place + 1] < 0:
                 if used == most:
                     enough = False
@@ -272,10 +277,12 @@ def sweep(
             slots[place + 1] = at
             at += 1
             if at < rows:
-                next_time = _word(base, shift, stride, np.int64(0), at)
+                if (at & mask) == 0:
+                    times = read64(base + (at >> shift) * stride)
+                next_time = read64(times + 8 * (at & mask))
         if not enough:
             break
-        row = slots[_slot_of(slots, _word(left_base, left_shift, left_stride, np.int64(8 * WORDS), i)) + 1]
+        row = slots[_slot_of(slots, slot_mask, read64(wanted + 8 * (i & left_mask))) + 1]
         if row >= 0 and (before.shape[0] or _word(left_base, left_shift, left_stride, np.int64(0), i) < floor):
             time = _word(base, shift, stride, np.int64(0), row)
             if time > _word(left_base, left_shift, left_stride, np.int64(0), i):

@@ -13,6 +13,7 @@ from watersmeet.records.arena import Arena
 from watersmeet.tables.memtable_index import Walk, move_down
 
 _RELEASED_FROM = 1 << 16
+_KEPT_SHARE = 16
 
 
 class ArrivalIndex:
@@ -23,6 +24,8 @@ class ArrivalIndex:
 
     def __init__(self, capacity: int, claim: Reservation) -> None:
         self._keys = Arena(np.int64, capacity)
+        self._kept = max(_RELEASED_FROM // self._keys.itemsize, capacity // _KEPT_SHARE)
+        """Rows of which the memory of keys is not given back to the system: others come, and it would be taken anew."""
 
     @property
     def built(self) -> list[int]:
@@ -46,13 +49,13 @@ class ArrivalIndex:
     def drop_first(self, count: int, rows: int) -> None:
         """Forget the first of so many rows; the others get smaller numbers."""
         move_down(self._keys.array, count, rows)
-        if count * self._keys.itemsize > _RELEASED_FROM:
-            self._keys.release(rows - count, rows)
+        if rows > self._kept and count * self._keys.itemsize > _RELEASED_FROM:
+            self._keys.release(max(self._kept, rows - count), rows)
 
     def clear(self, rows: int) -> None:
         """Forget all rows."""
-        if rows * self._keys.itemsize > _RELEASED_FROM:
-            self._keys.release(0, rows)
+        if rows > self._kept:
+            self._keys.release(self._kept, rows)
 
     def probe(self, *args: Any) -> tuple[int, int]:
         """Nothing is found here."""

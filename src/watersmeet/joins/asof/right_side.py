@@ -18,7 +18,7 @@ from watersmeet.runs.timed_run import TimedMerge, TimedRun, write_timed_run
 from watersmeet.tables.memtable import Memtable
 
 _NO_ROWS = np.empty(0, np.int32)
-_PIECES = 8
+_PIECES = 4
 
 
 @dataclass
