@@ -18,6 +18,7 @@ from watersmeet.joins.asof.left_rows import LeftRows
 from watersmeet.joins.asof.right_side import RightSide
 from watersmeet.joins.asof.sweep import Sweep
 from watersmeet.matching.nearest import Forgetting
+from watersmeet.records.asof_times import AsofCodec
 from watersmeet.records.bands import HIGHEST, LOWEST
 from watersmeet.spill.store import MemoryStore
 
@@ -59,7 +60,7 @@ def disk_is_forgotten(self: AsofJoin) -> bool:
     """Rows on disk are not looked up."""
     return (
         self.spec.times.direction == "backward"
-        and self.codec.exact
+        and not self._collide
         and self.left.ascend
         and self.left.lowest >= self.right.sweep.reached
         and self.right.sweep.in_order()
@@ -238,6 +239,30 @@ def test_the_input_that_has_come_further_can_wait() -> None:
     assert ahead(0, (LEFT, 500), (RIGHT, 900), (RIGHT, 1000)) == RIGHT
     assert ahead(0, (LEFT, 500), (RIGHT, 900), (RIGHT, 1000), (LEFT, 2000), (LEFT, 3000)) == LEFT
     assert ahead("unlimited", (LEFT, 500)) is None
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_keys_that_a_hash_does_not_tell_are_compared(differ: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strings are swept; from the first two on that have one hash and differ, all rows are searched for."""
+    if differ:
+        monkeypatch.setattr(AsofCodec, "hash", lambda self, side, columns: (np.zeros(len(columns[0]), np.int64), None))
+    side = pa.schema({"k": pa.string(), "t": pa.int64(), "n": pa.int64()})
+    spec = AsofSpec(side, side, parse_on("k"), "left", times=parse_asof("t", lateness=0))
+    join = AsofJoin(spec, 2 << 20, MemoryStore())
+    rng = np.random.default_rng(9)
+    found: list[Any] = []
+    sides: list[list[Any]] = [[], []]
+    for part in range(6):
+        for number in (LEFT, RIGHT):
+            times = np.sort(rng.integers(part * 100, part * 100 + 100, 300))
+            keys = pa.array([f"key {key}" for key in rng.integers(0, 20, 300)])
+            batch = pa.record_batch({"k": keys, "t": times, "n": np.arange(300)}, schema=side)
+            sides[number] += batch.to_pylist()
+            found += feed(join, Arrive(number, batch))
+    for number in (LEFT, RIGHT):
+        found += feed(join, End(number))
+    assert Counter(map(str, found)) == Counter(map(str, answers(sides, "left", None)))
+    assert (join.events["swept"] == 0) == differ
 
 
 def test_what_left_rows_have_passed_is_let_go() -> None:

@@ -245,7 +245,7 @@ def sweep(
 
     Right rows have these `hashes`, and ascend in time. `state` tells, and is told, how far right and left rows were
     passed, how many of the latter were looked up, how many slots are used, and the last floor. A row that came late is
-    before its floor: if what it finds is later, it finds nobody. False if there are too few slots to go on.
+    before its floor: if what it finds is later, `WAITS` is told for it. False if there are too few slots to go on.
     """
     base, shift, stride = sources[0, 1], sources[0, 2], sources[0, 3]
     left_base, left_shift, left_stride = left[0, 1], left[0, 2], left[0, 3]
@@ -286,7 +286,7 @@ def sweep(
         if row >= 0 and (before.shape[0] or _word(left_base, left_shift, left_stride, np.int64(0), i) < floor):
             time = _word(base, shift, stride, np.int64(0), row)
             if time > _word(left_base, left_shift, left_stride, np.int64(0), i):
-                row = np.int64(NOBODY)
+                row = np.int64(WAITS)
             elif before.shape[0]:
                 before[count] = time
         probes[count], found[count] = i, row

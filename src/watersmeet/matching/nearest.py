@@ -346,6 +346,16 @@ class Nearest:
 
     # --- keys whose hashes agree ---
 
+    def proven(self, left: AddressedRows, numbers: Int32, right: RightRows, rows: Int64) -> bool:
+        """Whether each left row has found a row that has truly the same key, or none of its hash."""
+        found = np.flatnonzero(rows != NOBODY)
+        if not len(found):
+            return True
+        if int(rows[found].min()) < 0:
+            return False  # what a row that came late has found is not known any more
+        equal = self._codec.equal(self._keys(left, 0, numbers[found]), self._keys(right, 1, rows[found]))
+        return equal is None or bool(equal.all())
+
     def _prove(
         self,
         left: AddressedRows,

@@ -183,6 +183,8 @@ class AsofJoin(RoomFirst, Operator):
         """Whether something came since then that may settle rows."""
         self._since = 0
         """How many rows came since then."""
+        self._collide = False
+        """Whether keys of one hash were found to differ."""
         self._now = 0.0
         self._idle = False
         """Whether this poll found nothing to do."""
@@ -416,7 +418,7 @@ class AsofJoin(RoomFirst, Operator):
     def _can_sweep(self) -> bool:
         """Whether left rows look back, and all rows are in memory in the order of their times."""
         left, right = self.left, self.right
-        if self.spec.times.direction != "backward" or not self.codec.exact or left.runs or right.runs:
+        if self.spec.times.direction != "backward" or self._collide or left.runs or right.runs:
             return False
         return left.ascend and left.lowest >= right.sweep.reached and right.sweep.in_order()
 
@@ -455,11 +457,17 @@ class AsofJoin(RoomFirst, Operator):
         tolerance = self.timing.tolerance is not None
         before = np.empty(room if tolerance else 0, np.int64)
         left = self.left
+        place = task.place
         count, task.place = self.right.sweep.find(
-            left.table, left.answered, task.place, bound, probes, rows.view(np.int64), before
+            left.table, left.answered, place, bound, probes, rows.view(np.int64), before
         )
         task.done = not count
         found = rows[:count]
+        if not self.codec.exact and not self._nearest.proven(left.table, probes[:count], task.right, found):
+            task.sweeps, task.place, self._collide = False, place, True
+            self.right.bring_up(None)
+            return 1
+        found[found == WAITS] = NOBODY
         if tolerance:
             floors = left.table.hashes(probes[:count])
             far = self.timing.beyond(self.timing.apart(floors, np.minimum(before[:count], floors)))

@@ -10,8 +10,9 @@ mark; so those up to a floor below the mark are the first rows of the table, all
 last row before `at`; since rows come in the order of their times, and rows of one time in the order of the input, that
 is the row which `matching.nearest` would find. Rows before `at` are not after `reached`, so that slots answer whoever
 asks as of `reached` or later, and `at` never has to go back. If a left row does ask as of an earlier time, if rows are
-out of order, if some are on disk, or if keys of one hash turn out to differ, the other way is taken: it needs nothing
-that is known here. (`tests/conformance/test_asof_sweep.py` breaks each of these.)
+out of order, if some are on disk, or if keys of one hash turn out to differ (where a hash does not say all of a key,
+what was found is compared), the other way is taken: it needs nothing that is known here.
+(`tests/conformance/test_asof_sweep.py` breaks each of these.)
 
 Slots are made of the table alone, and are made anew after a snapshot. They take the memory that the table counts for
 putting its rows into an order, which is not done at the same time.
