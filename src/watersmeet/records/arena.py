@@ -193,6 +193,11 @@ class Heap:
         self.ends = np.zeros(partitions, np.int64)
         self._room = np.zeros(partitions, np.int64)
 
+    @property
+    def in_use(self) -> int:
+        """Bytes of chunks that have an owner."""
+        return self._pool.in_use * self.chunk
+
     def reserve(self, lengths: Int64, parts: Int32) -> bool:
         """Make sure that rows with strings of these lengths fit."""
         chunks, outsize = kernels.chunks_needed(lengths, parts, self.positions, self.ends, self.chunk, self._room)

@@ -71,11 +71,11 @@ class WindowTable:
         self._entries = Arena(np.int64, WORDS * capacity)
         self._ticks = Arena(np.int64, capacity)
         self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
-        strings = budget.reservation(f"{name} strings")
-        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, strings)
-        objects = budget.reservation(f"{name} nested values")
+        self._strings = budget.reservation(f"{name} strings")
+        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._strings)
+        self._objects = budget.reservation(f"{name} nested values")
         self._columns: list[Column] = [
-            make_column(type_, capacity, blocks, self._heap, objects) for type_ in types[FIRST_PAYLOAD:]
+            make_column(type_, capacity, blocks, self._heap, self._objects) for type_ in types[FIRST_PAYLOAD:]
         ]
         self._of_any_width = [i for i, type_ in enumerate(types[FIRST_PAYLOAD:]) if self._needs_reserve(i)]
         self._tails = np.full(partitions, -1, np.int32)
@@ -110,6 +110,21 @@ class WindowTable:
     def indexed_block_bytes(self) -> int:
         """Of a block, and of as much of the index as its rows are best found by."""
         return self.block_bytes + 2 * _HEAD_BYTES * self.layout.block_rows
+
+    @property
+    def nbytes(self) -> int:
+        """What all rows take, strings and nested values included."""
+        return self.rows * self.row_bytes + self._heap.in_use + self._objects.held
+
+    @property
+    def mean_row_bytes(self) -> float:
+        """What a row takes, strings and nested values included."""
+        return self.nbytes / self.rows if self.rows else float(self.row_bytes)
+
+    @property
+    def held(self) -> int:
+        """Memory for rows, used or not."""
+        return self.blocks_held * self.block_bytes + self._strings.held + self._objects.held
 
     @property
     def blocks_held(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -42,6 +45,34 @@ def work_off(join: object, now: float = 0.0) -> Cost:
         cost += step.cost
         if step.status is not Status.HAS_OUTPUT:
             return cost
+
+
+@pytest.mark.parametrize("name", ["ewj", "ah_ewj"])
+def test_memory_is_shared_by_what_rows_take_strings_included(name: str) -> None:
+    """Rows of 400 bytes on the right, of 8 on the left: equally many are no equal shares."""
+    left, right = SCHEMA, SCHEMA.append(pa.field("note", pa.string()))
+    spec = WindowJoinSpec(left, right, parse_on("k"), window=parse_windows(5000, "t"))
+    join: Any = build_window(spec, 2 << 20, MemoryStore(), name)
+    for start in range(0, 1000, 100):
+        batch = rows(start, 100)
+        join.receive(Arrive(0, batch))
+        join.receive(Arrive(1, batch.append_column("note", pa.array(["." * 400] * 100))))
+        work_off(join)
+    narrow, wide = join.tables
+    assert narrow.rows == wide.rows == 1000, "nothing has left memory"
+    assert wide.nbytes - narrow.nbytes >= 400 * 1000
+    assert join.recent_bytes == join.budget.free + narrow.held + wide.held
+    assert join.recent_bytes <= join.budget.total and wide.held >= wide.nbytes
+    # Fresh rows of both are as many; those of the right fill their share of the memory first.
+    join.fresh_rows[:] = [1000, 1000]
+    shares = [table.mean_row_bytes * 1000 for table in join.tables]
+    assert shares == pytest.approx([narrow.nbytes, wide.nbytes])
+    if name == "ah_ewj":
+        join.shares = replace(join.shares, fresh=0.9 * shares[1] / join.recent_bytes)
+    else:
+        memory = join.recent - join.tails[1].capacity * wide.block_bytes
+        join.thresholds = replace(join.thresholds, probe=0.9 * shares[1] / memory)
+    assert [join.probe_due(side) for side in (0, 1)] == [False, True]
 
 
 def expected(count: int, window: int, keys: int = 50) -> int:

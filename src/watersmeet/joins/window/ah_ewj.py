@@ -123,7 +123,7 @@ class AHEWJ(ExactWindowJoin):
         """How many results blocks have when they leave memory."""
 
     def _sizes(self) -> list[int]:
-        return [table.rows * table.row_bytes for table in self.tables]
+        return [table.nbytes for table in self.tables]
 
     def rows_kept(self, side: int, parts: Any) -> None:
         """Count arrivals."""
@@ -133,7 +133,7 @@ class AHEWJ(ExactWindowJoin):
 
     def probe_due(self, side: int) -> bool:
         """When fresh rows fill a share of the memory for recent rows."""
-        return self.fresh_rows[side] * self.tables[side].row_bytes >= self.shares.fresh * self.recent_bytes
+        return self.fresh_rows[side] * self.tables[side].mean_row_bytes >= self.shares.fresh * self.recent_bytes
 
     def _suppliers(self) -> tuple[int, int]:
         least = int(self.shares.least_recent * self.recent)

@@ -105,11 +105,11 @@ class EWJ(ExactWindowJoin):
         """When almost all of a window's recent rows are fresh."""
         table = self.tables[side]
         recent = self.recent - self.tails[side].capacity * table.block_bytes
-        return self.fresh_rows[side] * table.row_bytes >= self.thresholds.probe * recent
+        return self.fresh_rows[side] * table.mean_row_bytes >= self.thresholds.probe * recent
 
     def _in_turn(self) -> tuple[int, int]:
         """The window that arrivals go to gives up memory, unless the other one has more than its half."""
-        sizes = [table.rows * table.row_bytes for table in self.tables]
+        sizes = [table.nbytes for table in self.tables]
         other = 1 - self.arriving
         first = other if sizes[other] > self.recent >= sizes[self.arriving] else self.arriving
         return first, 1 - first
@@ -137,7 +137,7 @@ class EWJ(ExactWindowJoin):
 
     def scan_begins(self, side: int) -> bool:
         """The frequent segment is brought up to date when so many rows have come as a window's memory holds."""
-        if self._since_update[side] * self.tables[side].row_bytes < self.recent:
+        if self._since_update[side] * self.tables[side].mean_row_bytes < self.recent:
             return False
         self._since_update[side] = 0
         self.copies.let_fade(1 - side, self.thresholds.decay)

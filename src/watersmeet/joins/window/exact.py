@@ -142,7 +142,7 @@ class ExactWindowJoin(Operator):
     @property
     def recent_bytes(self) -> int:
         """Memory for recent rows: what they have, and what nobody has."""
-        return self.budget.free + sum(table.blocks_held * table.block_bytes for table in self.tables)
+        return self.budget.free + sum(table.held for table in self.tables)
 
     @property
     def window_rows(self) -> int:
@@ -189,7 +189,7 @@ class ExactWindowJoin(Operator):
         sides = [side for side in (0, 1) if self.needs_probe(side)]
         if not sides:
             return False
-        side = max(sides, key=lambda side: self.tables[side].row_bytes * self.fresh_rows[side])
+        side = max(sides, key=lambda side: self.tables[side].mean_row_bytes * self.fresh_rows[side])
         self._hold_up_for(self.scan(side))
         return True
 
