@@ -19,6 +19,7 @@ from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree
 from watersmeet.matching import ledger_multi as visits
 from watersmeet.planner import MULTIWAY
+from watersmeet.runs.presence import FOREVER
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
 
@@ -111,9 +112,58 @@ def test_a_loop_that_counts_inner_blocks_that_came_later_loses_results(monkeypat
     assert fails_somewhere(Miner, "invented or repeated 0"), "and so do the results"
 
 
-def test_without_the_rule_of_visits_results_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "met_on_visit", lambda *arguments: None)
-    assert fails_somewhere()
+def two_together(arrived: Any, departed: Any) -> Any:
+    """It is enough that the first two of the rows were in memory at one tick."""
+    return real_together(arrived[:2], departed[:2])
+
+
+def together_if_the_first_came_last(arrived: Any, departed: Any) -> Any:
+    """The others may come when the first has left."""
+    return (arrived[0] < departed).all(axis=0)
+
+
+def never_visited(visits: Any, number: int, *stays: Any) -> Any:
+    return stays[-1]
+
+
+def visited_though_others_came_later(visits: Any, number: int, *stays: Any) -> Any:
+    arrived, *rest = stays
+    return real_visited(visits, number, np.zeros_like(arrived), *rest)
+
+
+def visited_though_others_had_left(visits: Any, number: int, *stays: Any) -> Any:
+    arrived, departed, *rest = stays
+    return real_visited(visits, number, arrived, np.full_like(departed, FOREVER), *rest)
+
+
+def visited_by_the_whole_disk(visits: Any, number: int, *stays: Any) -> Any:
+    """Rows that came to the disk after a visit count as brought by it."""
+    everything = visits.copy()
+    everything[:, 1], everything[:, 2] = 0, FOREVER
+    return real_visited(everything, number, *stays)
+
+
+real_together, real_visited = visits.together, visits.visited
+
+
+@pytest.mark.parametrize(
+    ("operator_class", "rule", "broken"),
+    [
+        (MJoin, "together", two_together),
+        (MJoin, "together", together_if_the_first_came_last),
+        (Miner, "together", two_together),
+        (MJoin, "visited", never_visited),
+        (MJoin, "visited", visited_though_others_came_later),
+        (MJoin, "visited", visited_though_others_had_left),
+        (MJoin, "visited", visited_by_the_whole_disk),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_a_broken_rule_of_who_has_met_is_noticed(
+    operator_class: type[Any], rule: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visits, rule, broken)
+    assert fails_somewhere(operator_class)
 
 
 def test_a_visit_that_claims_too_much_loses_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 Every row received and every flush takes the next tick of a logical clock. A combination has been emitted exactly if
 
-1. all its rows were in memory at one tick, or
-2. one input's row was brought from disk at a tick at which the rows of all others were in memory: a *visit*.
+1. *together*: all its rows were in memory at one tick, or
+2. *visited*: one input's row was brought from disk at a tick at which the rows of all others were in memory.
+
+(`tests/conformance/test_multiway.py` breaks both, and is noticed.)
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ class VisitLedger:
     def fresh(self, inputs: Sequence[InputRows], ids: Int64) -> Bool:
         """Which combinations have not been emitted."""
         arrived, departed, ordinals = _stays(inputs, ids)
-        met = _together(arrived, departed)
+        met = together(arrived, departed)
         for number, visits in enumerate(self._visits):
             if len(visits):
-                met_on_visit(arrived, departed, ordinals[number], number, visits, met)
+                met = visited(visits, number, arrived, departed, ordinals[number], met)
         return ~met
 
     def to_state(self) -> list[Any]:
@@ -74,7 +76,7 @@ class VisitLedger:
 def apart_in_memory(inputs: Sequence[InputRows], ids: Int64) -> Bool:
     """Which combinations have not been emitted, where no input's disk makes visits."""
     arrived, departed, _ = _stays(inputs, ids)
-    return ~_together(arrived, departed)
+    return ~together(arrived, departed)
 
 
 def _stays(inputs: Sequence[InputRows], ids: Int64) -> tuple[Int64, Int64, Int64]:
@@ -84,7 +86,16 @@ def _stays(inputs: Sequence[InputRows], ids: Int64) -> tuple[Int64, Int64, Int64
     return arrived, departed, ordinals
 
 
-def _together(arrived: Int64, departed: Int64) -> Bool:
+def together(arrived: Int64, departed: Int64) -> Bool:
+    """All rows of a combination were in memory at one tick; `arrived` and `departed` are by input and combination."""
     met = np.zeros(arrived.shape[1], np.bool_)
     met_in_memory(arrived, departed, met)
+    return met
+
+
+def visited(visits: Int64, number: int, arrived: Int64, departed: Int64, ordinals: Int64, met: Bool) -> Bool:
+    """A visit of one input's disk brought its row, by its ordinal there, when the rows of all others were in memory; or
+    the combination had been met before.
+    """
+    met_on_visit(arrived, departed, ordinals, number, visits, met)
     return met
