@@ -28,6 +28,7 @@ from benchmarks.spark_equi import spark_drain, spark_equi
 from benchmarks.spark_kinds import spark_kinds
 from benchmarks.spark_lookup import spark_lookup
 from benchmarks.spark_many import spark_4way
+from benchmarks.spark_repartition import spark_repartition
 from benchmarks.spark_skew import spark_skew
 from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.spark_window import spark_window
@@ -56,6 +57,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-equi": spark_equi,
     "spark-drain": spark_drain,
     "spark-trigger": spark_trigger,
+    "spark-repartition": spark_repartition,
     "spark-restart": spark_restart,
     "spark-batch": spark_batch,
     "spark-window": spark_window,

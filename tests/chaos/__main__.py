@@ -3,11 +3,13 @@
 make chaos                                              everything
 make chaos ARGS="--kind driver --count 2 --seed 7"      some of it, again
 make chaos ARGS="--verb window_join"                    all of it under one verb
+make chaos ARGS="--state s3"                            with the state on an S3 server
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -20,8 +22,9 @@ from pathlib import Path
 from chaos.failures import FAILURES, Trial
 from chaos.handle import Job
 from chaos.standalone import Standalone
-from chaos.verbs import VERBS
+from chaos.verbs import STATE_ADDRESS, VERBS
 from chaos.work import Work
+from servers.s3proxy import S3Proxy
 
 _CLUSTER = "local-cluster[2,1,1024]"
 _SPECULATION = {
@@ -89,16 +92,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="so many failures of each kind")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="draws the rows and the moments")
     parser.add_argument("--place", type=Path, help="where to work; kept")
+    parser.add_argument("--state", choices=("disk", "s3"), default="disk", help="where state is (default %(default)s)")
     given = parser.parse_args()
     place = given.place or Path(tempfile.mkdtemp(prefix="watersmeet-chaos-"))
     verbs = given.verb or list(VERBS)
-    kinds = [kind for kind in FAILURES if kind in (given.kind or FAILURES)]
+    # What is damaged is a file of this machine's: state elsewhere has none.
+    kinds = [kind for kind in FAILURES if kind in (given.kind or FAILURES) and (kind, given.state) != ("segment", "s3")]
     counts = {
         verb: {kind: given.count or count for kind, count in _COUNTS.get(verb, _SELDOM).items() if kind in kinds}
         for verb in verbs
     }
     say(f"seed {given.seed}, in {place}")
     summary = []
+    server = S3Proxy(place / "s3") if given.state == "s3" else None
+    if server is not None:
+        os.environ[STATE_ADDRESS] = server.address("{}")
     try:
         for verb in verbs:
             together = {kind: count for kind, count in counts[verb].items() if kind != "speculation"}
@@ -117,6 +125,9 @@ def main() -> int:
         say(f"FAILED: {type(error).__name__}: {error}")
         say(f"seed {given.seed}; the files and logs are kept in {place}")
         raise
+    finally:
+        if server is not None:
+            server.close()
     say("all of these failures, and after each of them the sink held every pair that was due exactly once:")
     for line in summary:
         say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -39,6 +40,16 @@ _ANSWERS = ("id", *_COLUMNS, "at_right")
 _TRIPLES = (*_PAIRS, "ref", "number_third", "word_third", "at_third")
 
 
+STATE_ADDRESS = "WATERSMEET_CHAOS_STATE"
+"""In the environment: the address of all state, with braces for the path of each; without, it is on the disk."""
+
+
+def state_of(place: Path) -> Path | str:
+    """Where the state of a query is that works here."""
+    address = os.environ.get(STATE_ADDRESS)
+    return place / "state" if address is None else address.format(f"{place.name}/state")
+
+
 @dataclass(frozen=True)
 class Verb:
     """A verb at work."""
@@ -69,27 +80,27 @@ class Verb:
 
 
 def _join(streams: list[Any], place: Path, groups: int) -> Any:
-    return join(*streams, on="id", memory="256 KiB", state=place / "state", partitions=groups)
+    return join(*streams, on="id", memory="256 KiB", state=state_of(place), partitions=groups)
 
 
 def _progressive(streams: list[Any], place: Path, groups: int) -> Any:
     """With an operator of which pairs are left over from batch to batch."""
-    given = {"memory": "256 KiB", "state": place / "state", "partitions": groups}
+    given = {"memory": "256 KiB", "state": state_of(place), "partitions": groups}
     return join(*streams, on="id", algorithm="xjoin", fuel=_FUEL, **given)
 
 
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "160 KiB", "state": place / "state", "partitions": groups}
+    given = {"memory": "160 KiB", "state": state_of(place), "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
 
 
 def _outer_window_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "192 KiB", "state": place / "state", "partitions": groups}
+    given = {"memory": "192 KiB", "state": state_of(place), "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, how="left", **given)
 
 
 def _asof_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "256 KiB", "state": place / "state", "partitions": groups}
+    given = {"memory": "256 KiB", "state": state_of(place), "partitions": groups}
     return asof_join(*streams, on="id", time="at", lateness=200, tolerance=WINDOW, **given)
 
 
@@ -98,7 +109,7 @@ def _multijoin(streams: list[Any], place: Path, groups: int) -> Any:
     names = ("left", "right", "third")
     inputs = {name: _renamed(stream, name) for name, stream in zip(names, streams, strict=True)}
     on = ["left.id = right.id", "right.at_right = third.at_third"]
-    return multijoin(inputs, on=on, memory="320 KiB", state=place / "state", partitions=groups, fuel=_FUEL)
+    return multijoin(inputs, on=on, memory="320 KiB", state=state_of(place), partitions=groups, fuel=_FUEL)
 
 
 def _renamed(frame: Any, name: str) -> Any:
@@ -122,7 +133,7 @@ class RestlessMaster(MasterTask):
 
 
 def _parallel_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "320 KiB", "state": place / "state", "slots": (1, groups), "groups": 2 * groups}
+    given = {"memory": "320 KiB", "state": state_of(place), "slots": (1, groups), "groups": 2 * groups}
     own = parallel_plan.MasterTask
     try:
         setattr(parallel_plan, "MasterTask", RestlessMaster)  # noqa: B010 - a class, for a while
@@ -136,7 +147,7 @@ def _lookup_join(streams: list[Any], place: Path, groups: int) -> Any:
     if not Relation.is_at(path):
         names = ({"id": i, "name": _name(i)} for i in range(KEYS) if _name(i))
         Relation.build(names, on="id", path=path, segment="8 KiB")
-    return lookup_join(streams[0], path, how="left", memory="192 KiB", state=place / "state")
+    return lookup_join(streams[0], path, how="left", memory="192 KiB", state=state_of(place))
 
 
 def _name(key: int | None) -> str | None:

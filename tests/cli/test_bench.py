@@ -38,6 +38,7 @@ PROMISED = [
     "spark-equi",
     "spark-drain",
     "spark-trigger",
+    "spark-repartition",
     "spark-restart",
     "spark-batch",
     "spark-window",

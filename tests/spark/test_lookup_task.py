@@ -135,9 +135,24 @@ def test_what_is_asked_for_stays_in_the_worker(tmp_path: Path, kept: KeptLookups
     assert query.figures[1]["hits"] == len(skus)
     other = Query(tmp_path / "other", query.relation, "left", memory=4 << 20)
     third = Query(tmp_path / "third", query.relation, "anti", memory=4 << 20)
-    for each in (other, third):
-        each.answers(0, skus)
-    assert len(kept._kept) == 2  # one at work, and as much again
+    for each in (other, third, query, third):
+        made: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lookup_task.planner, "build_lookup", _noting(made, kept, lookup_task.planner.build_lookup))
+            each.answers(2 if each is query else len(each.figures), skus)
+        assert made == [each.task.memory], "the new operator and all that are kept, together"
+        assert sum(join.budget.total for join in kept._kept.values()) == each.task.memory
+
+
+def _noting(made: list[int], kept: KeptLookups, build: Any) -> Any:
+    """Makes an operator, and notes what a worker may hold from then on."""
+
+    def noted(*args: Any) -> Any:
+        join = build(*args)
+        made.append(join.budget.total + sum(each.budget.total for each in kept._kept.values()))
+        return join
+
+    return noted
 
 
 def test_a_task_that_fails_leaves_no_operator_behind(tmp_path: Path, kept: KeptLookups) -> None:

@@ -52,6 +52,7 @@ def build_parser() -> Parser:
         add_explain_parser,
         add_demo_parser,
         add_serve_parser,
+        add_state_parser,
         add_reproduce_parser,
         add_bench_parser,
         add_completion_parser,
@@ -237,6 +238,20 @@ def add_serve_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser("serve", help="a live page of the state directory of a join on Spark")
     add_arguments(parser)
     parser.set_defaults(run=_in_module("watersmeet.cli.serve"))
+    return parser
+
+
+def add_state_parser(commands: Any) -> Parser:
+    """`watersmeet state`."""
+    from watersmeet.cli.state import add_arguments
+
+    parser: Parser = commands.add_parser(
+        "state",
+        help="what a join on Spark remembers: show, read, verify, repartition",
+        description="Look into the state directory of a join on Spark, check it, or divide it anew. Needs no Spark.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=_in_module("watersmeet.cli.state"))
     return parser
 
 

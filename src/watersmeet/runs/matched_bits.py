@@ -294,13 +294,7 @@ class MatchedBits:
 
     def _opened(self, version: str, rows: int) -> pa.Buffer:
         buffer = self._store.open(version)
-        size = buffer.size - _TRAILER.size
-        told = _TRAILER.unpack(buffer.slice(size)) if size >= 0 else (0, 0, b"")
-        if told[1:] != (zlib.crc32(buffer.slice(0, max(0, size))), _END_MARK) or not 0 < told[0] <= rows:
-            raise SegmentError(
-                f"spill segment {version!r} cannot be used: it was altered after it was written; run the join again or "
-                f"restore an older snapshot, and check the disk if this comes back"
-            )
+        check_bits(version, buffer, rows)
         return buffer
 
     def _bring(self, name: str, page: int) -> int:
@@ -370,3 +364,15 @@ class MatchedBits:
             assert owner is not None or not self._changed[slot]
         taken = sum(int((bits.slots >= 0).sum()) for bits in self._bits.values())
         assert taken == sum(owner is not None for owner in self._owners)
+
+
+def check_bits(version: str, buffer: pa.Buffer, rows: int | None = None) -> None:
+    """Make sure that bits are what was written, of so many rows at most; `SegmentError` if they are not."""
+    size = buffer.size - _TRAILER.size
+    told = _TRAILER.unpack(buffer.slice(size)) if size >= 0 else (0, 0, b"")
+    fits = told[0] > 0 and (rows is None or told[0] <= rows)
+    if told[1:] != (zlib.crc32(buffer.slice(0, max(0, size))), _END_MARK) or not fits:
+        raise SegmentError(
+            f"spill segment {version!r} cannot be used: it was altered after it was written; run the join again or "
+            f"restore an older snapshot, and check the disk if this comes back"
+        )

@@ -20,6 +20,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -290,6 +291,14 @@ class SortedRun(AddressedRows):
         self._blocks_unchecked -= 1
         if not self._blocks_unchecked:
             self._sources[0, 4] = 0
+
+    def check_all_blocks(self) -> None:
+        """Make sure that all rows are what was written, once more where they were read before."""
+        for block, (start, stop) in enumerate(pairwise(self._starts.tolist())):
+            if self._sum(start, stop - start) != self._checksums[block]:
+                raise self._damaged(f"block {block} was altered after it was written")
+            if block % _CHECKED_AT_ONCE == 0:
+                let_go([self])
 
     def mark_unchecked(self, block: int) -> None:
         """A block is yet to be checked after all."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from watersmeet.spark.io.source import register as register
     from watersmeet.spark.io.watch import Watch as Watch
+    from watersmeet.spark.offline.state_source import register_state as register_state
     from watersmeet.spark.plan.asof_join import asof_join as asof_join
     from watersmeet.spark.plan.control_rows import with_events as with_events
     from watersmeet.spark.plan.control_rows import with_punctuations as with_punctuations
@@ -50,6 +51,7 @@ _HOMES = {
     "parallel_join": "watersmeet.spark.plan.parallel_join",
     "poisoned": "watersmeet.spark.plan.kafka",
     "register": "watersmeet.spark.io.source",
+    "register_state": "watersmeet.spark.offline.state_source",
     "to_kafka": "watersmeet.spark.plan.kafka",
     "window_join": "watersmeet.spark.plan.window_join",
     "with_events": "watersmeet.spark.plan.control_rows",
@@ -67,6 +69,7 @@ __all__ = [
     "parallel_join",
     "poisoned",
     "register",
+    "register_state",
     "to_kafka",
     "window_join",
     "with_events",

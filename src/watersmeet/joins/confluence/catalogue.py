@@ -79,6 +79,12 @@ class Catalogue:
         self._counted = self._join.debts.count + len(self.upkeep.names)
         self._memory.grow(self._counted * RUN_BYTES)
 
+    def adopted(self, named: int, clock: int) -> None:
+        """Runs of others were taken over; numbers up to this one are taken in names."""
+        self.written = max(self.written, named)
+        self.batch_began = clock
+        self.count()
+
     def pages_of(self, rows: int, nbytes: int) -> int:
         """Pages of so many rows of a run."""
         return -(-nbytes // self._join.sizing.page_bytes) if self._pages is None else self._pages.of(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -29,7 +29,7 @@ from watersmeet.joins.confluence.catalogue import RUN_BYTES, Catalogue
 from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.joins.confluence.settlements import Settlements, SettlementTask
 from watersmeet.joins.confluence.workspace import FLOOR, MOST_SLICE, Workspace, divided
-from watersmeet.matching.debts import Debts
+from watersmeet.matching.debts import Debts, RunEntry
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.matched import Matched
@@ -532,6 +532,24 @@ class Confluence(RoomFirst, Operator):
         self.catalogue.merge_between_batches()
         self.batch_ends = False
         return None
+
+    # --- runs of others ---
+
+    def adopt(self, side: int, entries: Sequence[RunEntry], named: int) -> None:
+        """Take over runs that others of this join have put away, the oldest first; they owe nothing, nor are owed.
+
+        `named`: the numbers up to this one are taken in names of segments.
+        """
+        for entry in entries:
+            self.debts.add(side, entry)
+        self.clock = max([self.clock, *(entry.birth for entry in entries)])
+        self.catalogue.adopted(named, self.clock)
+
+    def know(self, ended: Sequence[bool], widest: Sequence[int]) -> None:
+        """Which inputs have ended, and how wide rows are, as others of this join know whose runs were taken over."""
+        self._ended, self._closed = list(ended), list(ended)
+        for side in (0, 1):
+            self._allow_widest(side, max(widest[side], self.found.widest[side]))
 
     # --- snapshots ---
 

@@ -25,6 +25,7 @@ from watersmeet.engine.sizing import Sizing
 from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival
+from watersmeet.matching.debts import RunEntry
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.owing import OwingRows
@@ -298,6 +299,21 @@ class WindowConfluence(Confluence):
         super().check()
         if self.held is not None:
             self.held.check()
+
+    # --- runs of others ---
+
+    def adopt(self, side: int, entries: Sequence[RunEntry], named: int) -> None:
+        """Take over runs that others of this join have put away; here they are merged as those of its own are."""
+        super().adopt(side, entries, named)
+        self.catalogue.batch_began = 0
+
+    def adopt_results(self, others: HeldResults) -> None:
+        """Results that wait with another operator wait here from now on."""
+        assert self.held is not None
+        while others.rows:
+            others.prepare(ALWAYS, self.sizing.output_bytes)
+            found = others.hand_out()
+            self.held.add(self._result_times.of(found), found)
 
     # --- snapshots ---
 

@@ -23,7 +23,7 @@ from watersmeet.drivers.progress import Progress
 from watersmeet.records.times import times_for_people
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import Routing
-from watersmeet.spark.state.directory import ROWS, batch_of, files_of, manifests, token_of
+from watersmeet.spark.state.directory import ROWS, batch_of, files_of, group_number, manifests, token_of
 from watersmeet.spark.state.files import read_json
 from watersmeet.spark.state.lineage import Lineage, known_runs
 from watersmeet.spark.state.remote import Place, place_of
@@ -108,6 +108,11 @@ class StateView:
         return self._reached(batch, self._lineage())
 
     @property
+    def division(self) -> str:
+        """Which division of the keys into groups counts: see `state.directory`."""
+        return str(self.owner.get("division", ""))
+
+    @property
     def dated(self) -> bool:
         """Whether those are seconds since 1970."""
         return "tick" in self.owner
@@ -131,7 +136,9 @@ class StateView:
         sizes = {}
         for name in self._groups():
             versions = dict(self._versions(name, lineage, last=True))
-            sizes[int(name.removeprefix("group-"))] = max(versions.items())[1].nbytes if versions else 0
+            number = group_number(name, self.division)
+            assert number is not None, "only such are looked at"
+            sizes[number] = max(versions.items())[1].nbytes if versions else 0
         newest = max(self.batches(), default=0)
         routing, batch = self._routing(lineage)
         if routing is None:
@@ -155,7 +162,7 @@ class StateView:
         return {"groups": groups, "unit": "seconds", "of": said, "hot": hot, "batch": batch}
 
     def _groups(self) -> list[str]:
-        return [name for name in _entries(self.path) if name.startswith("group-")]
+        return [name for name in _entries(self.path) if group_number(name, self.division) is not None]
 
     def _lineage(self) -> Lineage:
         return known_runs(self.path / "runs")

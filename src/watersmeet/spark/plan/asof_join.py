@@ -30,7 +30,7 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
-from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.asof_task import AsofTask
@@ -108,7 +108,10 @@ def asof_join(
     keys, moments = key_columns(spec, schemas), _time_columns(spec, schemas)
     groups = group_count(left, partitions, spec)
     tagging = Tagging(schemas, keys, groups, needed=moments, wakes=place is not None)
-    task = AsofTask(factory, tagging.layout, budget, groups, place, retained_batches(left), None, parse_memory(cache))
+    task = AsofTask(
+        factory, tagging.layout, budget, groups, place, retained_batches(left), None, parse_memory(cache),
+        numbered=places_by_id(),
+    )  # fmt: skip
     frames = [_told(frame, schemas[side], moments[side]) for side, frame in enumerate((left, right))]
     rows = tagging.shuffled(*frames, carry_sign=False)
     run, results = portable(task, left.sparkSession), output_schema(spec, schemas)

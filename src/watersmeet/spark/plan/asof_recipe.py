@@ -10,6 +10,7 @@ from watersmeet.core.asof import AsofSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofTiming
+from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
 
@@ -26,6 +27,10 @@ class AsofFactory(Recipe):
     def fingerprint(self) -> str:
         """Of the join."""
         return f"{self.spec.fingerprint}-{AsofJoin.name}"
+
+    def described(self) -> dict[str, Any]:
+        """The join for its state."""
+        return described("asof_join", self.spec, AsofJoin.name, self.options)
 
     @property
     def late(self) -> str:

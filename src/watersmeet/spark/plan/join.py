@@ -30,7 +30,7 @@ from watersmeet.spark.plan.inputs import (
     with_measures,
 )
 from watersmeet.spark.plan.join_recipe import JoinFactory
-from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
@@ -122,7 +122,7 @@ def join(
     _check_memory(budget, factory)
     task = OperatorTask(
         factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(left), times,
-        parse_memory(cache), signed,
+        parse_memory(cache), signed, places_by_id(),
     )  # fmt: skip
     rows, results = tagging.shuffled(left, right, carry_sign=signed), output_schema(spec, schemas)
     run = portable(task, left.sparkSession)

@@ -14,6 +14,7 @@ from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.sorted_run import OpenRun
+from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
@@ -50,6 +51,10 @@ class JoinFactory(Recipe):
     def fingerprint(self) -> str:
         """Of the join and its algorithm."""
         return f"{self.spec.fingerprint}-{self.algorithm}"
+
+    def described(self) -> dict[str, Any]:
+        """The join for its state."""
+        return described("join", self.spec, self.algorithm)
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
@@ -13,6 +13,7 @@ from watersmeet.core.multi_spec import ManyOn, MultiSpec
 from watersmeet.memory import parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
+from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.grouping import check_collation
 from watersmeet.spark.plan.inputs import (
     FUEL,
@@ -23,7 +24,7 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
-from watersmeet.spark.plan.tagging import Tagging
+from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
@@ -108,7 +109,7 @@ def multijoin(
     tagging = Tagging(schemas, keys, groups, streaming, preserved=preserved)
     task = OperatorTask(
         factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(frames[0]), None,
-        parse_memory(cache),
+        parse_memory(cache), by_id=places_by_id(),
     )  # fmt: skip
     rows, results = tagging.shuffled(*frames, carry_sign=True), _output_schema(spec, schemas)
     run = portable(task, frames[0].sparkSession)
@@ -189,6 +190,10 @@ class MultiFactory(Recipe):
     def fingerprint(self) -> str:
         """Of the join and its algorithm."""
         return f"{self.spec.fingerprint}-{self.algorithm}"
+
+    def described(self) -> dict[str, Any]:
+        """The join for its state."""
+        return described("multijoin", self.spec, self.algorithm)
 
     def least_memory(self) -> int:
         """The smallest budget the algorithm can work in."""

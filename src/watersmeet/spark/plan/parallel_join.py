@@ -106,8 +106,9 @@ def parallel_join(
     count = _checked_groups(groups, bounds[1])
     delayed = plan.delay_columns() if delays else None
     master = MasterTask(
-        plan.spec, plan.factory.fingerprint, count, bounds, _seconds(reorganize), plan.state, plan.retain
-    )
+        plan.spec, plan.factory.fingerprint, count, bounds, _seconds(reorganize), plan.state, plan.retain,
+        plan.factory.described("parallel_join"),
+    )  # fmt: skip
     session = left.sparkSession
     answer = session.range(0, 1, 1, 1).mapInArrow(portable(master, session), ANSWER).scalar()
     tagging = RoutedTagging(plan.schemas, plan.keys, count, needed=plan.times)

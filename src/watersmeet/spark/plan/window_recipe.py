@@ -14,6 +14,7 @@ from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.shell import Operator
 from watersmeet.records.times import Timing
+from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
 
@@ -61,6 +62,10 @@ class WindowFactory(Recipe):
         """Of the join, its algorithm and what that was told."""
         told = f"-{hashlib.sha256(repr(self.options).encode()).hexdigest()[:8]}" if self.options else ""
         return f"{self.spec.fingerprint}-{self.algorithm}{told}"
+
+    def described(self, verb: str = "window_join") -> dict[str, Any]:
+        """The join for its state."""
+        return described(verb, self.spec, self.algorithm, self.options)
 
     @property
     def idle(self) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,6 +43,8 @@ class MasterTask:
     """Seconds from one reorganization to the next."""
     state: str
     retain: int
+    described: dict[str, Any] | None = None
+    """The join for its state."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one row with one."""
@@ -52,7 +55,9 @@ class MasterTask:
     def routing(self) -> Routing:
         """That of the batch which is at work; settled now, if it has not been."""
         batch, query = current_batch()
-        owner = Owner(self.fingerprint, self.groups, query, "groups", self.spec.tick)
+        told = self.described
+        describe = None if told is None else lambda: told
+        owner = Owner(self.fingerprint, self.groups, query, "groups", self.spec.tick, describe)
         directory = StateDirectory(state_place(self.state), owner, batch, self.retain)
         files = RoutingFiles(directory)
         known = files.current()

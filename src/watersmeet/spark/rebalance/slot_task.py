@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,8 @@ class _Slot:
         self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
         place = state_place(task.state)
         batch, query = current_batch()
-        owner = Owner(task.factory.fingerprint, task.groups, query, "groups", task.factory.spec.tick)
+        describe = partial(task.factory.described, "parallel_join")
+        owner = Owner(task.factory.fingerprint, task.groups, query, "groups", task.factory.spec.tick, describe)
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)
         self._files = RoutingFiles(self._directory)
         self._routing = self._files.current()

@@ -7,15 +7,16 @@ state/
   batches/000000000012              batch 12 has begun; says in which run of the query
   marks/                            of a window join: the times that its inputs have reached (see `watermarks`)
   routing/                          of a parallel join: which slot has which group (see `routing_files`)
-  group-0003/
+  group-0003/                       group-5f0c77a1-0003 once the keys were divided into another number of groups
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
     operator-12-77a1c2d3-5f0c-0     a segment, written once
 ```
 
-Nothing is ever rewritten: a file is written under a name of its own and renamed when it is whole, and a task that is
-run again begins from the batch before. A manifest appears after all that it names has reached the disk, and a task
-answers after that, so Spark never counts a batch as done whose state a power cut can take back. A group that was given
-no row in a batch has no manifest of it: its state is that of the last one before.
+Nothing but `state.json` is ever rewritten (`offline.repartition` says when): a file is written under a name of its own
+and renamed when it is whole, and a task that is run again begins from the batch before. A manifest appears after all
+that it names has reached the disk, and a task answers after that, so Spark never counts a batch as done whose state a
+power cut can take back. A group that was given no row in a batch has no manifest of it: its state is that of the last
+one before.
 """
 
 from __future__ import annotations
@@ -23,14 +24,25 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
-from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove, sync
+from watersmeet.spark.state.differences import differences
+from watersmeet.spark.state.files import (
+    checked_json,
+    make_directory,
+    names_in,
+    publish,
+    read_json,
+    read_json_if_there,
+    remove,
+    sync,
+)
 from watersmeet.spark.state.lineage import Lineage, enter, token
-from watersmeet.spark.state.remote import CACHE_BYTES, Place, store_at
+from watersmeet.spark.state.remote import CACHE_BYTES, Place, in_bucket, store_at
 
 FORMAT = 5
 SEGMENTS = "segments"
@@ -47,6 +59,10 @@ _SWEEP_EVERY = 8
 _KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
 """Of manifests that this process has read: when they were written, and the files that they name."""
 _MOST_KNOWN = 4_096
+_BEGUN: dict[str, tuple[Any, Lineage, str, int]] = {}
+"""Of state in buckets: the last batch that this process has begun there, and what it was told."""
+_LOOKED_FOR = 2
+"""In a bucket whose listings may lag behind: manifests of so many batches before this one are asked for by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,10 @@ class Owner:
     """What the user calls the number of groups."""
     tick: int | None = None
     """Of a window join: nanoseconds of a unit of the inputs' times, for people; None if they are integers."""
+    describe: Callable[[], dict[str, Any]] | None = None
+    """What the join is, for those who look into its state without the query: see `plan.described`."""
+    by_id: bool = True
+    """Whether Spark is given the numbers of groups, as from 4.1 on; else it hashes the key's hash once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +100,20 @@ class StateDirectory:
         self._retain = max(2, retain)
         self._cache_bytes = cache_bytes
         self._batches = path / "batches"
+        self._division = ""
+        self._divided_after = -1
+        who = batch, owner.fingerprint, owner.groups, owner.query, owner.by_id
+        known = _BEGUN.get(str(path)) if in_bucket(path) else None
+        if known is not None and known[0] == who:
+            # Another task of this process has asked. What has changed since is told by names: those of a run that is
+            # not the last any more are void, whatever it still writes.
+            self._lineage, self._division, self._divided_after = known[1:]
+            return
         self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
+        if in_bucket(path):
+            _BEGUN[str(path)] = who, self._lineage, self._division, self._divided_after
 
     @property
     def lineage(self) -> Lineage:
@@ -96,7 +127,7 @@ class StateDirectory:
 
     def group(self, number: int) -> GroupState:
         """The state of one group of keys."""
-        path = self.path / f"group-{number:04d}"
+        path = self.path / group_name(number, self._division)
         make_directory(path)
         return GroupState(path, self.batch, self._retain, self._lineage, self._cache_bytes)
 
@@ -105,15 +136,19 @@ class StateDirectory:
         text = {"format": FORMAT, "join": owner.fingerprint, "groups": owner.groups, "query": owner.query}
         if owner.tick is not None:
             text["tick"] = owner.tick
-        if not target.exists():
+        text["by_id"] = owner.by_id
+        found = read_json_if_there(target)
+        if found is None:
             if self.batch.number > 0:
                 raise SnapshotError(
                     f"there is no state in {self.path}, but the query goes on with batch {self.batch.number}; put the "
                     f"state directory back, or start again with a new checkpoint"
                 )
             make_directory(self._batches)
+            if owner.describe is not None:
+                text |= {"described": owner.describe(), "version": metadata.version("watersmeet")}
             publish(target, checked_json(text), first_wins=True)
-        found = read_json(target)
+            found = read_json(target)
         if found.get("format") != FORMAT:
             raise SnapshotError(
                 f"the state in {self.path} has format {found.get('format')}, and this version of Watersmeet reads "
@@ -125,15 +160,27 @@ class StateDirectory:
                 f"another state directory, or start the query with the checkpoint that belongs to the state"
             )
         if found["join"] != owner.fingerprint:
+            told = ""
+            if owner.describe is not None and "described" in found:
+                told = f" ({'; '.join(differences(found['described'], owner.describe()))})"
             raise SnapshotError(
                 f"the state in {self.path} belongs to another join: inputs, conditions, suffixes or algorithm are not "
-                f"those it was begun with; change them back, or start again with a new state directory and checkpoint"
+                f"those it was begun with{told}; change them back, or start "
+                f"again with a new state directory and checkpoint"
             )
         if found["groups"] != owner.groups:
             raise SnapshotError(
                 f"the state in {self.path} has {found['groups']} groups, not {owner.groups}; "
-                f"join with {owner.word}={found['groups']}"
+                f"join with {owner.word}={found['groups']}, or divide it anew with "
+                f"'watersmeet state {self.path} repartition --partitions {owner.groups}'"
             )
+        if found.get("by_id", owner.by_id) != owner.by_id:
+            older, newer = ("4.0", "4.1 and later")[:: 1 if owner.by_id else -1]
+            raise SnapshotError(
+                f"the state in {self.path} was begun with PySpark {older}, and {newer} sends rows to other groups; go "
+                f"on with the version that it was begun with, or start again with a new directory and checkpoint"
+            )
+        self._division, self._divided_after = found.get("division", ""), found.get("divided_after", -1)
 
     def _begin(self) -> None:
         """Take note that the batch has begun, once the one before is found to have been here."""
@@ -145,6 +192,17 @@ class StateDirectory:
             raise SnapshotError(
                 f"the state in {self.path} {there}, but the query goes on with batch {number} and "
                 f"needs batch {number - 1}; put back the state that belongs to the checkpoint, or start both again"
+            )
+        if self._division and number - 1 > self._divided_after and self._division_of(number - 1) != self._division:
+            raise SnapshotError(
+                f"the state in {self.path} was divided anew as of batch {self._divided_after}, while the query went on "
+                f"to batch {number - 1}, whose rows are missing; put back a copy of the state and divide that, with "
+                f"the query stopped, or start again with a new state directory and checkpoint"
+            )
+        if self._division and number < self._divided_after:
+            raise SnapshotError(
+                f"the query goes back to batch {number}, and the state in {self.path} was divided anew as of batch "
+                f"{self._divided_after}: of those before it, only the last was kept; put back a copy from before"
             )
         newer = [each for each in seen if each > number]
         earlier = self._lineage.before(run)
@@ -159,7 +217,7 @@ class StateDirectory:
             self._forget_from(number, {token(each) for each in earlier}, replayed=not newer)
             for each in newer:
                 remove(self._mark(each))
-        publish(self._mark(number), run.encode())
+        publish(self._mark(number), f"{run} {self._division}".strip().encode())
         for name in names:
             begun = name.removeprefix(".").partition(".")[0]  # hidden: left by a task that was killed
             if begun.isdigit() and int(begun) < number - self._retain:
@@ -172,6 +230,8 @@ class StateDirectory:
         """
         groups: Iterable[Place] = self.path.glob("group-*")
         for group in groups:
+            if group_number(group.name, self._division) is None:
+                continue
             names = names_in(group)
             stays = replayed and any(
                 batch_of(name) == number and name.startswith(_MANIFEST) and _carries_results(group / name)
@@ -185,10 +245,18 @@ class StateDirectory:
         return self._batches / f"{number:012d}"
 
     def _run_of(self, number: int) -> str:
+        return self._mark_of(number)[0]
+
+    def _division_of(self, number: int) -> str:
+        """The division of groups that a batch was begun with."""
+        return self._mark_of(number)[1]
+
+    def _mark_of(self, number: int) -> tuple[str, str]:
         try:
-            return self._mark(number).read_text()
+            run, _, division = self._mark(number).read_text().partition(" ")
         except OSError:
-            return ""
+            return "", ""
+        return run, division
 
 
 class GroupState:
@@ -230,6 +298,8 @@ class GroupState:
     def latest(self) -> dict[str, Any] | None:
         """The last manifest from before the batch; None if there is none."""
         names = names_in(self._path)
+        if in_bucket(self._path):
+            names += self._unlisted(names)
         earlier = [each for each in manifests(names, self._lineage).items() if each[0] < self._batch.number]
         self._last = earlier[-1][0] if earlier else -1
         # A batch whose segments are here has ended, or this one would not have begun: its manifest must be here, too.
@@ -241,6 +311,17 @@ class GroupState:
                     f"that batch is; put it back, or start again with a new state directory and checkpoint"
                 )
         return self._load(*earlier[-1]) if earlier else None
+
+    def _unlisted(self, names: Sequence[str]) -> list[str]:
+        """Manifests of the last batches that are there and were not listed."""
+        found = []
+        for batch in range(max(0, self._batch.number - _LOOKED_FOR), self._batch.number):
+            run = self._lineage.run_for(batch)
+            name = None if run is None else manifest_name(batch, run)
+            newest = max(manifests(names, self._lineage), default=-1)
+            if name is not None and batch > newest and (self._path / name).is_file():
+                found.append(name)
+        return found
 
     def published(self) -> dict[str, Any] | None:
         """The manifest of this very batch, if an attempt of this run has published it.
@@ -267,9 +348,11 @@ class GroupState:
         whole = {"format": FORMAT, "batch": number, "run": run, "attempt": self._attempt, **content}
         # What was merged away within the batch is never needed, so only what is named is brought to the disk.
         sync(self._path / name for name in sorted(files_of(whole)) if self._attempt in name)
-        publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=True)
+        first = publish(self._path / manifest_name(number, run), checked_json(whole), first_wins=True)
         if self._last // _SWEEP_EVERY < number // _SWEEP_EVERY:  # whichever batches the group has rows in
             self.sweep()
+        if first and in_bucket(self._path):
+            return whole  # as it is there: one request less
         return self._load(number, manifest_name(number, run))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -328,6 +411,25 @@ def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
     """Of the names in a group's directory, those of valid manifests, by their batches and in order."""
     found = {batch_of(name): name for name in names if name.startswith(_MANIFEST) and _is_valid(name, lineage)}
     return dict(sorted(found.items()))
+
+
+def group_name(number: int, division: str = "") -> str:
+    """What the directory of a group is called.
+
+    >>> group_name(3), group_name(3, "5f0c77a1")
+    ('group-0003', 'group-5f0c77a1-0003')
+    """
+    return f"group-{division}-{number:04d}" if division else f"group-{number:04d}"
+
+
+def group_number(name: str, division: str = "") -> int | None:
+    """The number of the group of a directory; None if it is none of this division.
+
+    >>> group_number("group-0003"), group_number("group-5f0c77a1-0003"), group_number("group-5f0c77a1-0003", "5f0c77a1")
+    (3, None, 3)
+    """
+    found = name.removeprefix(group_name(0, division)[:-4])
+    return int(found) if found != name and found.isdigit() else None
 
 
 def manifest_name(batch: int, run: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 import zlib
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from watersmeet.core.errors import SnapshotError
+from watersmeet.core.errors import SnapshotError, SpillError
 from watersmeet.spark.state.remote import Place, RemotePath
 from watersmeet.spill.file_store import spill_error
 
@@ -22,12 +23,12 @@ _MOST_AT_ONCE = 8
 def publish(target: Place, content: bytes, *, first_wins: bool = False) -> bool:
     """Write a file under a name of its own, bring it to the disk, and let it appear; whether it did.
 
-    With `first_wins`, a file that is there stays as it is. (On a remote file system, of two that write it at the same
-    time, the last one wins.)
+    With `first_wins`, a file that is there stays as it is. (On a remote file system other than S3, of two that write it
+    at the same time, the last one wins.) False does not mean that it is another's: look.
     """
     if isinstance(target, RemotePath):
-        if first_wins and target.exists():
-            return False
+        if first_wins:
+            return target.write_new(content)
         target.write_bytes(content)
         return True
     hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
@@ -87,6 +88,8 @@ def read_json(path: Place) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(text)
         if json.loads(rest)["checksum"] != zlib.crc32(text.encode()):
             raise ValueError("its checksum differs")
+    except SpillError:
+        raise  # it could not be asked for, which says nothing of the file
     except FileNotFoundError as error:
         raise SnapshotError(f"{path} is missing; put it back, or start again with a new state directory") from error
     except (OSError, ValueError, KeyError) as error:
@@ -94,6 +97,18 @@ def read_json(path: Place) -> dict[str, Any]:
             f"{path} is damaged ({error}); put back a sound copy, or start again with a new state directory"
         ) from error
     return found
+
+
+def read_json_if_there(path: Place) -> dict[str, Any] | None:
+    """The same; None if there is no such file."""
+    if isinstance(path, Path) and not path.exists():
+        return None
+    try:
+        return read_json(path)
+    except SnapshotError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def names_in(directory: Place) -> list[str]:
@@ -121,6 +136,19 @@ def make_directory(path: Place) -> None:
             sync([path.parent])
     except OSError as error:
         raise spill_error(error, f"make the state directory {path}") from error
+
+
+def remove_directory(path: Place) -> None:
+    """Remove a directory with all that is in it, unless it is gone."""
+    try:
+        if isinstance(path, RemotePath):
+            path.system.delete_dir(path.path)
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise spill_error(error, f"remove {path}") from error
 
 
 def remove(path: Place) -> None:

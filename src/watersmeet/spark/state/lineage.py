@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json
-from watersmeet.spark.state.remote import Place
+from watersmeet.spark.state.remote import Place, in_bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,12 @@ class Lineage:
 
     def token_for(self, batch: int) -> str | None:
         """The token of the run that answers for a batch."""
-        return next((token(run) for run, first in reversed(self.runs) if first <= batch), None)
+        run = self.run_for(batch)
+        return None if run is None else token(run)
+
+    def run_for(self, batch: int) -> str | None:
+        """The run that answers for a batch."""
+        return next((run for run, first in reversed(self.runs) if first <= batch), None)
 
     def repeated(self, batch: int) -> list[str]:
         """The earlier runs, the last one first, at whose batch the query has been started again ever since.
@@ -88,8 +93,21 @@ def _read(directory: Place) -> Iterator[tuple[str, int]]:
             raise SnapshotError(
                 f"{directory / f'{place:06d}'} is missing; put it back, or start again with a new state"
             )
-        found = read_json(directory / name)
-        yield found["run"], found["first"]
+        yield _entry(directory / name)
+
+
+_ENTRIES: dict[str, tuple[str, int]] = {}
+"""Of runs in buckets: what their entries say, which never changes."""
+
+
+def _entry(path: Place) -> tuple[str, int]:
+    known = _ENTRIES.get(str(path)) if in_bucket(path) else None
+    if known is None:
+        found = read_json(path)
+        known = found["run"], found["first"]
+        if in_bucket(path):
+            _ENTRIES[str(path)] = known
+    return known
 
 
 def token(run: str) -> str:

@@ -13,8 +13,11 @@ of what they give and in their files, and in nothing that counts: a canonical or
 
 - Results are handed out as they are found; the state is published before the last of them. An attempt that fails before
   has given nothing, for Spark drops what it handed out; one that fails after leaves a state that is right for the next.
-- The first attempt to publish is the one that counts, and what others have written goes. Where two may both succeed (an
-  object store has no way to write only what is new), the later one takes the place of an equal.
+- The first attempt to publish is the one that counts, and what others have written goes. On a disk that is a link to a
+  name that must be new, in S3 a conditional put. Both are decided in one place, so of several attempts one is first,
+  and each finds out by reading what is there: an attempt that was first and did not learn of it (its answer was lost,
+  it asked again and was refused) finds its own name in the manifest, and goes on as the first. Where two may both
+  succeed (a remote file system without such a way), the later one takes the place of an equal.
 - A query that goes back forgets the states of the batches it did not finish: it will make equal ones.
 
 **With results** (`publish` of a content that names files of `RESULTS`): where pairs may wait for a later batch, which

@@ -4,9 +4,10 @@ Small files are read and written where they are. Segments are kept in a director
 workers share, and are mapped from there. What is written is uploaded before anything names it; what is not at hand is
 fetched. The directory is bounded: those that were used longest ago go first, and are fetched again when needed.
 
-An object store has neither renames nor a way (that PyArrow offers) to write a name only if it is new. So an object is
-written under its final name, which nobody looks for until a manifest, written last, names it; and of two that write the
-same name, the last one wins: they must have written the same, or be told apart by what they find afterwards.
+An object store has no renames. So an object is written under its final name, which nobody looks for until a manifest,
+written last, names it. In S3, a name is written only if it is new where that matters (`state.s3`), and small objects
+take one request each. Elsewhere PyArrow offers no way to do that: of two that write the same name at the same time, the
+last one wins, so they must have written the same, or be told apart by what they find afterwards.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from watersmeet.core.errors import SpecError, SpillError
+from watersmeet.spark.state.s3 import Bucket
 from watersmeet.spill.file_store import FileStore, spill_error
 from watersmeet.spill.store import StoreWriter, check_name, missing
 
@@ -57,6 +59,8 @@ class RemotePath:
     path: str
     address: str
     """What the user called it, for messages and for the name of the local directory."""
+    bucket: Bucket | None = None
+    """Where it is in S3, and how that is asked; None: all is PyArrow's."""
 
     @classmethod
     def of(cls, address: str) -> RemotePath:
@@ -64,34 +68,54 @@ class RemotePath:
         local = _FETCHED_FILE.match(address)
         if local:
             return cls(fs.LocalFileSystem(), address[local.end() :].rstrip("/"), address.rstrip("/"))
+        plain, question, options = address.partition("?")
         try:
-            system, path = fs.FileSystem.from_uri(address)
+            system, path = fs.FileSystem.from_uri(_with_one_request(address))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError) as error:
             raise SpecError(
                 f"state={address!r} is not reached by PyArrow ({error}); name a directory that all workers see, or "
                 f"an address that PyArrow has a file system for, such as s3://bucket/state"
             ) from error
-        return cls(system, path.rstrip("/"), address.rstrip("/"))
+        return cls(system, path.rstrip("/"), f"{plain.rstrip('/')}{question}{options}", Bucket.of(address))
 
     def __truediv__(self, name: str) -> RemotePath:
-        return RemotePath(self.system, f"{self.path}/{name}", f"{self.address}/{name}")
+        plain, question, options = self.address.partition("?")
+        return RemotePath(self.system, f"{self.path}/{name}", f"{plain}/{name}{question}{options}", self.bucket)
+
+    @property
+    def key(self) -> str:
+        """Of an object in a bucket."""
+        return self.path.partition("/")[2]
 
     def __str__(self) -> str:
-        return self.address
+        """For messages: a secret stays one.
+
+        >>> str(RemotePath(fs.LocalFileSystem(), "bucket/x", "s3://me:secret@bucket/x"))
+        's3://me:...@bucket/x'
+        """
+        return re.sub(r"^([^:/]+://[^:/@]+):[^@/]*@", r"\1:...@", self.address)
 
     @property
     def name(self) -> str:
         """The last part."""
-        return self.address.rpartition("/")[2]
+        return self.path.rpartition("/")[2]
 
     def exists(self) -> bool:
         """Whether there is a file or directory."""
+        if self.bucket is not None:
+            return self.bucket.exists(self.key) or bool(self.bucket.names(self.key))
         with _told(f"look for {self}"):
             return bool(self.system.get_file_info(self.path).type != fs.FileType.NotFound)
 
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        if self.bucket is not None:
+            return self.bucket.exists(self.key)
+        return bool(self.system.get_file_info(self.path).type == fs.FileType.File)
+
     def is_dir(self) -> bool:
-        """Whether there is a directory."""
-        return bool(self.system.get_file_info(self.path).type == fs.FileType.Directory)
+        """Whether there is a directory; a bucket needs none."""
+        return self.bucket is not None or bool(self.system.get_file_info(self.path).type == fs.FileType.Directory)
 
     def mkdir(self) -> None:
         """Make the directory and those above it; harmless if it is there."""
@@ -100,6 +124,8 @@ class RemotePath:
 
     def names(self) -> list[str]:
         """The names in the directory."""
+        if self.bucket is not None:
+            return self.bucket.names(self.key)
         return [info.base_name for info in self.infos()]
 
     def infos(self) -> list[fs.FileInfo]:
@@ -114,6 +140,8 @@ class RemotePath:
 
     def read_bytes(self) -> bytes:
         """The content."""
+        if self.bucket is not None:
+            return self.bucket.get(self.key)
         with self.system.open_input_stream(self.path) as stream:
             content: bytes = stream.read()
         return content
@@ -124,16 +152,50 @@ class RemotePath:
 
     def write_bytes(self, content: bytes) -> None:
         """Write a file, which is there when this returns."""
+        if self.bucket is not None:
+            self.bucket.put(self.key, content)
+            return
         with _told(f"write {self}"), self.system.open_output_stream(self.path) as stream:
             stream.write(content)
 
+    def write_new(self, content: bytes) -> bool:
+        """Write a file if there is none; whether it was written. Whoever is refused may have written it nevertheless.
+
+        Outside of S3 two that ask at the same time may both be told that they were first.
+        """
+        if self.bucket is not None:
+            return self.bucket.put(self.key, content, if_absent=True)
+        if self.exists():
+            return False
+        self.write_bytes(content)
+        return True
+
     def unlink(self) -> None:
-        """Remove a file; `FileNotFoundError` if there is none."""
+        """Remove a file; `FileNotFoundError` if there is none, where that is told."""
+        if self.bucket is not None:
+            self.bucket.delete(self.key)
+            return
         self.system.delete_file(self.path)
+
+
+def _with_one_request(address: str) -> str:
+    """An address of S3 such that a small file takes one request.
+
+    >>> _with_one_request("s3://bucket/state?region=eu-central-1"), _with_one_request("gs://bucket/state")
+    ('s3://bucket/state?region=eu-central-1&allow_delayed_open=true', 'gs://bucket/state')
+    """
+    if not address.startswith("s3:") or "allow_delayed_open" in address:
+        return address
+    return f"{address}{'&' if '?' in address else '?'}allow_delayed_open=true"
 
 
 Place = Path | RemotePath
 """Where state is: a directory of this machine or one that is mounted, or an address."""
+
+
+def in_bucket(place: Place) -> bool:
+    """Whether a place is in S3, where names can be written only if they are new, and each request counts."""
+    return isinstance(place, RemotePath) and place.bucket is not None
 
 
 def place_of(state: str) -> Place:
@@ -235,6 +297,11 @@ class RemoteStore(FileStore):
     def upload(self, name: str) -> None:
         """Bring a file to where others see it."""
         target = self._place / name
+        local = self.path / name
+        if target.bucket is not None and local.stat().st_size <= _CHUNK:
+            target.write_bytes(local.read_bytes())
+            self._cache.added(local)
+            return
         with _told(f"write {target}"), (self.path / name).open("rb") as file:
             with self._place.system.open_output_stream(target.path) as stream:
                 while chunk := file.read(_CHUNK):
@@ -257,10 +324,13 @@ class RemoteStore(FileStore):
         hidden = self.path / f".{name}.{uuid.uuid4().hex[:12]}"
         source = self._place / name
         try:
-            with _told(f"fetch {source}"), source.system.open_input_stream(source.path) as stream:
-                with hidden.open("xb") as file:
-                    while chunk := stream.read(_CHUNK):
-                        file.write(chunk)
+            with _told(f"fetch {source}"), hidden.open("xb") as file:
+                if source.bucket is not None:
+                    source.bucket.fetch(source.key, file)
+                else:
+                    with source.system.open_input_stream(source.path) as stream:
+                        while chunk := stream.read(_CHUNK):
+                            file.write(chunk)
             hidden.replace(self.path / name)
         except FileNotFoundError as error:
             raise missing(name, str(self._place)) from error

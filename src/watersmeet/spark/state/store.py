@@ -51,6 +51,21 @@ class VersionedStore:
         found = ((name, self._files[name]) for name in names)
         return {name: (each.file, each.nbytes, each.checksum) for name, each in found}
 
+    @property
+    def group(self) -> GroupState:
+        """Whose segments these are."""
+        return self._group
+
+    def share(self, other: VersionedStore, names: Iterable[str]) -> None:
+        """Know files of an earlier version, too."""
+        for name in names:
+            self._files[name] = other._files[name]
+            self.bytes_held += self._files[name].nbytes
+
+    def file_of(self, name: str) -> str:
+        """The file that stands behind a name."""
+        return self._files[name].file
+
     def path_of(self, name: str) -> str:
         """The file of this machine that stands behind a name, whether or not it is there."""
         found = self._files.get(name)

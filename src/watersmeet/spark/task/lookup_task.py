@@ -98,7 +98,7 @@ class LookupTask:
 
 
 class KeptLookups:
-    """The operators of a worker process, those used longest ago first."""
+    """What a worker process keeps for its next task: the operator that was used last, within that task's memory."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, str, int], LookupJoin] = OrderedDict()
@@ -109,7 +109,8 @@ class KeptLookups:
         if found is not None and found.version.number > version:  # a batch is repeated
             found.close()
             found = None
-        while self._kept and sum(each.budget.total for each in self._kept.values()) > task.memory:
+        # The one that is to work may hold all of the task's memory: whatever was kept beside it would come on top.
+        while self._kept:
             self._kept.popitem(last=False)[1].close()
         if found is None:
             reader = ReaderAsOf(Path(task.relation), version)

@@ -43,6 +43,10 @@ class OperatorFactory(Protocol):
         """Equal for equal joins; state is kept under it."""
         ...
 
+    def described(self) -> dict[str, Any]:
+        """The join for its state."""
+        ...
+
     @property
     def inputs(self) -> tuple[pa.Schema, ...]:
         """The schema of each input."""

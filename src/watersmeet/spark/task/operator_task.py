@@ -57,6 +57,8 @@ class OperatorTask:
     """Of state elsewhere: what may be kept of it on this machine."""
     signed: bool = True
     """Whether the last column of the rows holds signs."""
+    by_id: bool = True
+    """Whether Spark is given the numbers of groups."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -78,7 +80,9 @@ class OperatorTask:
     def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began = time.monotonic()
         batch, query = current_batch()
-        owner = Owner(self.factory.fingerprint, self.groups, query)
+        owner = Owner(
+            self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id
+        )  # fmt: skip
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
         if isinstance(self.factory, SettlingFactory) and self.factory.settles:
             yield from self._settled(self.factory, directory, batches, began)

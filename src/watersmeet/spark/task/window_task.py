@@ -60,7 +60,10 @@ class WindowTask:
     def _go_on(self, path: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began, delays = time.monotonic(), Delays(self.times)
         batch, query = current_batch()
-        owner = Owner(self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick)
+        owner = Owner(
+            self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick, describe=self.factory.described,
+            by_id=self.numbered,
+        )  # fmt: skip
         directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:
             number = self._take(batches, arrivals)

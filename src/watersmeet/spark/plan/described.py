@@ -1,0 +1,115 @@
+"""A join as JSON, in its state: what somebody needs to know who looks into the state without the query.
+
+Columns stand there for people, and as Arrow writes schemas for machines. Whatever else a spec is made of, dataclasses
+and plain values, is told by its fields, so that a spec which is read back is equal to the one that was written.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet.core.asof import AsofSpec, AsofTimes
+from watersmeet.core.errors import SnapshotError
+from watersmeet.core.promises import Promises
+from watersmeet.core.spec import Band, Equal, JoinSpec, Near
+from watersmeet.core.windows import Age, Landmark, Rows, WindowJoinSpec, WindowSpec
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Age, AsofTimes, Band, Equal, Landmark, Near, Promises, Rows, WindowSpec)
+}
+_KIND = "is"
+_SPECS: dict[str, type[JoinSpec]] = {
+    "join": JoinSpec,
+    "window_join": WindowJoinSpec,
+    "parallel_join": WindowJoinSpec,
+    "asof_join": AsofSpec,
+}
+_TOLD = ("on", "how", "suffixes", "promises", "window", "times")
+"""What a spec says beside its inputs."""
+
+
+def described(verb: str, spec: Any, algorithm: str, options: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
+    """A join for its state."""
+    inputs = [_input(name, spec.input(number)) for number, name in enumerate(spec.names)]
+    told = {name: _packed(getattr(spec, name)) for name in _TOLD if verb in _SPECS and hasattr(spec, name)}
+    return {"verb": verb, "algorithm": algorithm, "inputs": inputs, "options": _packed(tuple(options)), **told}
+
+
+def _input(name: str, schema: pa.Schema) -> dict[str, Any]:
+    columns = [[field.name, str(field.type)] for field in schema]
+    return {"name": name, "columns": columns, "schema": base64.b64encode(schema.serialize().to_pybytes()).decode()}
+
+
+def schemas_of(found: Mapping[str, Any]) -> list[pa.Schema]:
+    """The inputs of a join that was described."""
+    return [pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each["schema"]))) for each in found["inputs"]]
+
+
+def spec_of(found: Mapping[str, Any]) -> JoinSpec:
+    """The spec of a join of two inputs that was described.
+
+    >>> from watersmeet.core.spec import parse_on
+    >>> schema = pa.schema({"id": pa.int64()})
+    >>> spec = JoinSpec(schema, schema, parse_on("id"))
+    >>> spec_of(described("join", spec, "confluence")) == spec
+    True
+    """
+    kind = _SPECS.get(found["verb"])
+    if kind is None:
+        raise SnapshotError(f"what wms.{found['verb']} keeps cannot be looked into: it is no join of two inputs")
+    left, right = schemas_of(found)
+    told = {name: _unpacked(found[name]) for name in _TOLD if name in found}
+    return kind(left, right, names=tuple(each["name"] for each in found["inputs"]), **told)
+
+
+def options_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the algorithm was told."""
+    return dict(_unpacked(found["options"]))
+
+
+def _packed(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_packed(each) for each in value]
+    if isinstance(value, timedelta):
+        return {_KIND: "timedelta", "value": [value.days, value.seconds, value.microseconds]}
+    if isinstance(value, Decimal):
+        return {_KIND: "decimal", "value": str(value)}
+    if isinstance(value, date):
+        return {_KIND: "datetime" if isinstance(value, datetime) else "date", "value": value.isoformat()}
+    if is_dataclass(value):
+        told = {field.name: _packed(getattr(value, field.name)) for field in fields(value)}
+        return {_KIND: type(value).__name__, **told}
+    return {_KIND: "text", "value": repr(value)}
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "timedelta": lambda value: timedelta(*value),
+    "decimal": Decimal,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "text": str,
+}
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unpacked(each) for each in value)
+    if not isinstance(value, Mapping):
+        return value
+    name = value[_KIND]
+    if name in _PLAIN:
+        return _PLAIN[name](value["value"])
+    if name not in _KINDS:
+        raise SnapshotError(
+            f"the state tells of a {name!r}, which this version of Watersmeet does not know; use the one that wrote it"
+        )
+    return _KINDS[name](**{field: _unpacked(each) for field, each in value.items() if field != _KIND})

@@ -1,0 +1,109 @@
+"""Joins whose groups are joined one after the other, as Spark's tasks do it: for tests that change their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from watersmeet.checks.canonical import canonical_rows
+from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.spark.offline.placement import Placement
+from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.plan.window_recipe import WindowFactory
+from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
+from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.task import operator_cache as kept_operators
+from watersmeet.spark.task import window_task
+from watersmeet.spark.task.figures import COLUMN
+from watersmeet.spark.task.operator_cache import KeptOperators
+from watersmeet.spark.task.settled_group import SettledGroup
+from watersmeet.spark.task.window_task import WindowTask
+
+Tables = list[pa.RecordBatch]
+
+
+@dataclass
+class Stream:
+    """A join on Spark without Spark: batches in, results out; `groups` may be set anew after a repartition."""
+
+    path: Path | str
+    spec: JoinSpec
+    groups: int
+    memory: int = 1 << 20
+    run: str = "run-0"
+    ended: set[int] = field(default_factory=set)
+
+    @cached_property
+    def placement(self) -> Placement:
+        return Placement(self.spec, by_id=True)
+
+    def batch(self, number: int, tables: Tables, ended: tuple[int, ...] = (), only: int | None = None) -> Counter[Any]:
+        """What all tasks of a batch give, or one of them."""
+        found: Counter[Any] = Counter()
+        self.ended |= set(ended)
+        for group in range(self.groups) if only is None else [only]:
+            run = self._window_task if isinstance(self.spec, WindowJoinSpec) else self._join_task
+            for out in run(number, group, [self.rows_of(group, side, table) for side, table in enumerate(tables)]):
+                found.update(canonical_rows(out))
+        return found
+
+    def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """A group's rows."""
+        keys = [rows.column(name) for name in self.spec.keys(side)]
+        own = self.placement.groups(keys, side, self.groups) == group
+        return rows.filter(pa.array(own))
+
+    def _join_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
+        factory = JoinFactory.of(self.spec, "auto")
+        owner = Owner(factory.fingerprint, self.groups, "query", describe=factory.described)
+        state = StateDirectory(_place(self.path), owner, Batch(number, self.run), retain=4).group(group)
+        pieces = [(side, table) for side, table in enumerate(tables) if table.num_rows]
+        yield from SettledGroup(factory, self.memory, state, OpenRuns()).results(iter(pieces), lambda: self.ended)
+
+    def _window_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
+        assert isinstance(self.spec, WindowJoinSpec)
+        layout = RowLayout.of(*([each.type for each in self.spec.input(side)] for side in (0, 1)), wakes=True)
+        task = WindowTask(
+            WindowFactory(self.spec, "confluence"), layout, self.memory, self.groups, str(self.path), 4, numbered=True
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(window_task, "current_batch", lambda: (Batch(number, self.run), "query"))
+            patch.setattr(window_task, "current_partition", lambda: group)
+            patch.setattr(kept_operators, "WORKER", KeptOperators())
+            for out in task(_delivered(layout, group, tables)):
+                plain = out.filter(out.column(COLUMN).is_null()).drop_columns([COLUMN])
+                if plain.num_rows:
+                    yield plain
+
+
+def _place(path: Path | str) -> Any:
+    from watersmeet.spark.state.remote import place_of
+
+    return place_of(str(path))
+
+
+def _delivered(layout: RowLayout, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
+    wake = [pa.record_batch([pa.array([0])], ["none"])]
+    for kind, table in enumerate([*tables, *wake]):
+        arrays = [pa.array([group * layout.kinds + kind] * table.num_rows, pa.int32())]
+        for slot in range(layout.count):
+            column = layout.column_in(kind, slot) if kind < len(tables) else None
+            arrays.append(table.column(column) if column is not None else pa.nulls(table.num_rows))
+        yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
+
+
+def cut(table: pa.RecordBatch, batches: int) -> list[pa.RecordBatch]:
+    """A table as so many batches of about one size."""
+    ends = np.linspace(0, table.num_rows, batches + 1).astype(int).tolist()
+    return [table.slice(start, stop - start) for start, stop in pairwise(ends)]
