@@ -148,6 +148,15 @@ def test_nothing_heavy_is_imported_before_the_arguments_are_understood() -> None
     assert done.stdout.strip() == "[]"
 
 
+def test_kernels_are_not_imported_before_there_is_something_to_join() -> None:
+    code = (
+        "import sys; import watersmeet.cli.main, watersmeet.api.join, watersmeet.drivers.live; "
+        "print([m for m in ('numba', 'llvmlite') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 JOIN = ["join", "a.parquet", "b.csv", "--on", "id", "--spill", "spill", "-o", "out.parquet", "--quiet"]

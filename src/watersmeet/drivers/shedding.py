@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from watersmeet.core.errors import SpecError
 from watersmeet.core.report import ShedFigures
 from watersmeet.core.spec import JoinSpec
-from watersmeet.kernels.losses import count_rows
-from watersmeet.records.keys import KeyCodec
 
 LINES = 7
 _DEVIATIONS = 4.0
@@ -81,8 +79,13 @@ class Losses:
     """
 
     def __init__(self, spec: JoinSpec, share: float, memory: int) -> None:
+        # The driver knows this class in every run: kernels are imported only in those that let rows go.
+        from watersmeet.kernels.losses import count_rows
+        from watersmeet.records.keys import KeyCodec
+
         self.share = share
         self._codec = KeyCodec(spec)
+        self._count_rows = count_rows
         self._columns = [[spec.input(side).get_field_index(name) for name in spec.keys(side)] for side in (0, 1)]
         half = memory // 2
         width = 1 << max(4, (half // (4 * LINES * 8)).bit_length() - 1)
@@ -106,7 +109,7 @@ class Losses:
         hashes, valid = self._codec.hash(side, [batch.column(column) for column in self._columns[side]])
         known = np.ones(len(hashes), np.bool_) if valid is None else valid
         with self._lock:
-            lost, self._taken, sketched = count_rows(
+            lost, self._taken, sketched = self._count_rows(
                 hashes.view(np.uint64), known, side, int(shed), self._keys, self._counts, self._taken, self._came,
                 self._went,
             )  # fmt: skip
