@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -77,6 +78,13 @@ def test_join_of_points_that_are_near(here: Path) -> None:
     words = ["join", "points.parquet", "points.parquet", "--near", "x,y = y:1", "--quiet", "-o", "out.csv"]
     assert cli.run(words) == 0
     assert pyarrow.csv.read_csv("out.csv").num_rows == 5
+
+
+def test_inputs_may_run_ahead_onto_the_disk(here: Path) -> None:
+    words = ["join", "a.parquet", "b.csv", "--on", "id", "--spool", "1GiB", "--quiet", "--json", "figures.json"]
+    assert cli.run([*words, "-o", "out.csv"]) == 0
+    assert pyarrow.csv.read_csv("out.csv").num_rows == 50
+    assert json.loads(Path("figures.json").read_text())["spool"]["room"] == 1 << 30
 
 
 def test_join_on_two_columns_of_other_names(here: Path) -> None:
@@ -179,6 +187,8 @@ def changed(**change: str) -> list[str]:
         (["join", "a.parquet"], 2, "the following arguments are required: RIGHT"),
         (["join", "a.parquet", "b.csv"], 2, "the join needs a condition: --on COLUMN, --band COLUMN:WIDTH"),
         ([*JOIN, "--band", "id"], 2, "--band 'id' is not understood; write COLUMN:WIDTH"),
+        ([*JOIN, "--on", "id", "--spool", "much"], 2, "spool 'much' is not understood"),
+        ([*JOIN, "--on", "id", "--engine", "spark", "--spool", "1GiB"], 2, "--spool lets inputs run ahead in this"),
         ([*JOIN, "--near", "id"], 2, "--near 'id' is not understood; write COLUMNS:RADIUS"),
         ([*JOIN, "--near", "id:1"], 2, "near is of two or three dimensions, not of 1 columns"),
         ([*JOIN, "--near", "id,name:5s"], 2, "the radius of near must be a number, not"),
