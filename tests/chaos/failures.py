@@ -229,11 +229,11 @@ def damage(trial: Trial) -> str:
         trial.job.kill_driver()  # what a worker process has in memory, it does not read
     else:
         trial.job.tell("stop")
-    segment = (_newest_snapshot if kept else _newest_large_run)(trial.job.place / "state", trial.rng)
+    segment, read = (_newest_snapshot if kept else _newest_large_run)(trial.job.place / "state", trial.rng)
     content = segment.read_bytes()
     segment.unlink()
     if how != "gone":
-        middle = trial.rng.randrange(len(content) // (3 if kept else 1))  # in its rows: not all has to be read
+        middle = trial.rng.randrange(int(len(content) * read))
         while how == "altered" and not content[middle]:
             middle -= 1  # not among the zeros that fill a run up to where rows begin, which say nothing
         altered = content[:middle] + bytes([content[middle] ^ 1 << trial.rng.randrange(8)]) + content[middle + 1 :]
@@ -253,22 +253,28 @@ def damage(trial: Trial) -> str:
     return f"{segment.parent.name}/{segment.name} was {how}, and was named"
 
 
-def _newest_large_run(state: Path, rng: random.Random) -> Path:
-    """The largest run of what some group holds now, of those that rows are looked up in."""
+def _newest_large_run(state: Path, rng: random.Random) -> tuple[Path, float]:
+    """The largest run of what some group holds now, of those that rows are looked up in; all of it is read."""
     group = rng.choice(sorted(state.glob("group-*")))
     manifest = _newest_manifest(group)
     names = [name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs]
-    return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size)
+    return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size), 1.0
 
 
-def _newest_snapshot(state: Path, rng: random.Random) -> Path:
-    """The largest file out of which some group's rows in memory are restored."""
+def _newest_snapshot(state: Path, rng: random.Random) -> tuple[Path, float]:
+    """The largest file out of which some group's rows in memory are restored, of which the first third are rows; or,
+    if they were put away, its last run, of which the hashes at its beginning are read in any case.
+    """
     groups = sorted(state.glob("group-*"))[:_COMMON_GROUPS]
     manifests = {group: _newest_manifest(group) for group in groups}
     group = rng.choice([group for group in groups if manifests[group]["snapshot"] is not None])
     saved, files = manifests[group]["snapshot"]["state"]["deltas"], manifests[group]["files"]
     found = [group / files[name][0] for deltas in saved for name, _ in deltas]
-    return max(found, key=lambda path: path.stat().st_size)
+    if found:
+        return max(found, key=lambda path: path.stat().st_size), 1 / 3
+    runs = [run for runs in manifests[group]["snapshot"]["state"]["runs"] for run in runs]
+    name = max(runs, key=lambda run: run[1])[0]
+    return group / files[name][0], 1 / 16
 
 
 def _newest_manifest(group: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from hypothesis import settings
 
 from spark.whims import Whims
 from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batches, rows_in_all, spark_cases
+from watersmeet.checks.oracle.kinds import results_of
 from watersmeet.core.errors import SnapshotError
+from watersmeet.core.kinds import KINDS as KINDS_OF_JOINS
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.records.times import WindowCodec, WindowPlan
@@ -26,7 +29,7 @@ from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.rebalance import master_task, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
-from watersmeet.spark.rebalance.routing import KINDS, Routing
+from watersmeet.spark.rebalance.routing import KINDS, NEITHER, Home, HotKey, Routing
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
 from watersmeet.spark.state.directory import Batch
@@ -286,6 +289,109 @@ def test_a_hot_key_is_split_and_put_together_again(tmp_path: Path, monkeypatch: 
     assert visited[-1] == 0
     last = _routing(parallel)
     assert last.owner[:GROUPS] and set(last.owner[GROUPS:]) <= {-1}
+
+
+def _of_kind(how: str) -> WindowJoinSpec:
+    return WindowJoinSpec(SCHEMA, SCHEMA, parse_on("id"), how, window=parse_windows(10, "t", lateness=3))
+
+
+def _expected(how: str, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
+    """By loops over the rows: times of both, or of the one there is."""
+    left, right = (pa.Table.from_batches([tables[side] for tables in batches]) for side in (0, 1))
+    ids, times = ([np.array(table[name]) for table in (left, right)] for name in ("id", "t"))
+    meet = (ids[0][:, None] == ids[1]) & (np.abs(times[0][:, None] - times[1]) <= 10)
+    pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(meet), strict=True)]
+    own = [list(zip(ids[side].tolist(), times[side].tolist(), strict=True)) for side in (0, 1)]
+    found: Counter[Any] = Counter()
+    for result in results_of(KINDS_OF_JOINS[how], pairs, left.num_rows, right.num_rows):
+        found[tuple(None if row is None else own[side][row] for side, row in enumerate(result))] += 1
+    return found
+
+
+def _found(how: str, batches: list[pa.RecordBatch]) -> Counter[Any]:
+    """The same of what was found."""
+    found: Counter[Any] = Counter()
+    for batch in batches:
+        for row in batch.to_pylist():
+            sides = [(row["id"], row["t"]) if row["t"] is not None else None]
+            if "t_right" in row:
+                sides.append((row["id"], row["t_right"]) if row["t_right"] is not None else None)
+            found[tuple(sides)] += 1
+    return found
+
+
+def _play_kinds(path: Path, how: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Whims]:
+    """Batches with few partners through a master that moves and splits as it likes; then time goes on for all."""
+    rng = np.random.default_rng([seed, 5])
+    parallel = Parallel(path, _of_kind(how), 4 << 20, "confluence")
+    batches = []
+    for number in range(12):
+        tables = []
+        for _ in (0, 1):
+            ids = np.where(rng.random(30) < 0.5, rng.integers(0, 3, 30), rng.integers(3, 90, 30))
+            tables.append(_table(ids.tolist(), (number * 6 + rng.integers(0, 6, 30)).tolist()))
+        batches.append(tables)
+    whims = Whims(rng, [_key(parallel, value) for value in range(3)])
+    monkeypatch.setattr(master_task, "reorganized", whims)
+    monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+    far = [[_table([500 + i for i in range(40)], [time] * 40)] * 2 for time in (1000, 2000, 3000)]
+    found: list[pa.RecordBatch] = []
+    for number, tables in enumerate([*batches, *far]):
+        if rng.random() < 0.3:
+            monkeypatch.setattr(kept_operators, "WORKER", KeptOperators())
+        results = parallel.batch(number, tables)
+        if rng.random() < 0.3:
+            parallel.run = f"run-{number}"
+            assert _found(how, parallel.batch(number, tables)) == _found(how, results), "a batch that is repeated"
+        found += results
+    early = {row: count for row, count in _found(how, found).items() if all(x is None or x[1] < 900 for x in row)}
+    return Counter(early), _expected(how, batches), whims
+
+
+@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+def test_kinds_are_exact_whatever_moves_and_splits(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ripe = 0
+    real = HotKey._tracked_places
+
+    def watched(key: HotKey, side: int) -> Any:
+        nonlocal ripe
+        found = real(key, side)
+        ripe += len(found) > 1
+        return found
+
+    monkeypatch.setattr(HotKey, "_tracked_places", watched)
+    found, expected, whims = _play_kinds(tmp_path, how, len(how), monkeypatch)
+    assert found == expected, (found - expected, expected - found)
+    assert whims.splits > 5
+    assert ripe > 5 or how == "full"
+
+
+def _visits(key: HotKey, side: int) -> Any:
+    """Rows look for those of before where these are, and are kept elsewhere: what they find there is not noted."""
+    return replace(key, homes=tuple(replace(home, since=None) for home in key.homes), tracked=NEITHER).places(side)
+
+
+def _at_once(home: Home, newest: Any, timing: Any) -> Home:
+    """A new home counts as ripe though rows of before never came there."""
+    return replace(home, since=None)
+
+
+def _given_up(home: Home, newest: Any, timing: Any) -> bool:
+    """A home is given up with rows that may still find partners."""
+    return home.until is not None
+
+
+@pytest.mark.parametrize(
+    ("owner", "rule", "broken"),
+    [(HotKey, "_tracked_places", _visits), (Home, "ripened", _at_once), (Home, "is_left", _given_up)],
+    ids=["a bit lost in a split of a key", "a home that is not ripe", "a home given up too early"],
+)
+def test_a_bit_lost_in_a_split_of_a_key_is_missed(
+    owner: Any, rule: str, broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, rule, broken)
+    plays = (_play_kinds(tmp_path / str(seed), "left", seed, monkeypatch) for seed in range(4))
+    assert any(found != expected for found, expected, _ in plays)
 
 
 def test_slots_come_with_work_and_go_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
         window_join(frame, frame, on="id", time="t", window=5, state=tmp_path)
     with pytest.raises(SpecError, match=r"delays are told by timestamps"):
         window_join(frame, frame, on="id", time="t", window=5, delays=True)
-    for word in ({"how": "left"}, {"idle": "1 s"}, {"emit": "final"}):
-        with pytest.raises(SpecError, match=r"parallel_join gives all pairs as they are found"):
+    for word in ({"idle": "1 s"}, {"emit": "final"}):
+        with pytest.raises(SpecError, match=r"parallel_join gives results as they are found"):
             parallel_join(frame, frame, on="id", time="t", window=5, **word)
     with pytest.raises(SpecError, match=r"there is no how='outer'"):
         window_join(frame, frame, on="id", time="t", window=5, how="outer")
@@ -198,10 +198,18 @@ def test_a_tick_tells_how_far_an_input_has_come(spark: Any, tmp_path: Path) -> N
     assert (told["left_late"], told["right_late"]) == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["left", "full", "anti", "semi"])
+@pytest.mark.parametrize("how", ["left", "right", "full", "anti", "semi"])
 def test_kinds_are_those_of_sparks_batch_joins_over_a_restart(spark: Any, tmp_path: Path, how: str) -> None:
+    check_kind(spark, tmp_path, how, window_join, partitions=3)
+
+
+def test_kinds_of_parallel_joins_are_the_same(spark: Any, tmp_path: Path) -> None:
+    check_kind(spark, tmp_path, "left", parallel_join, slots=(1, 2), groups=3, reorganize="1 ms")
+
+
+def check_kind(spark: Any, tmp_path: Path, how: str, verb: Any, **words: Any) -> None:
     rng = np.random.default_rng(21)
-    clicks = Clicks(spark, tmp_path, window_join, partitions=3, lateness="1 day", how=how)
+    clicks = Clicks(spark, tmp_path, verb, lateness="1 day", how=how, **words)
     for number in range(3):
         clicks.add(tables_of(rng, number, rows=150))
     clicks.run()
@@ -218,7 +226,7 @@ def test_kinds_are_those_of_sparks_batch_joins_over_a_restart(spark: Any, tmp_pa
     apart = fn.unix_seconds("at") - fn.unix_seconds("ts")
     near = (fn.col("l.ad") == fn.col("ad_right")) & (apart >= -30) & (apart <= 600)
     joined = left.join(right, near, f"left{how}" if how in ("semi", "anti") else how)
-    if how in ("left", "full"):
+    if how in ("left", "right", "full"):
         joined = joined.select(fn.coalesce("ad", "ad_right").cast("long").alias("ad"), "ts", "page", "user", "at")
     expected = rows_in(joined.toArrow())
     found = clicks.found()

@@ -51,6 +51,7 @@ def parallel_join(
     *,
     time: str | Sequence[str],
     window: object,
+    how: str = "inner",
     slots: tuple[int, int] = (1, 8),
     reorganize: Span = "20 s",
     groups: int | None = None,
@@ -76,6 +77,9 @@ def parallel_join(
     Results are those of `window_join`, whatever moves, and when. Spark has no buffers between the batches that could be
     full, so the share of time for which a slot worked stands for how full its buffer was.
 
+    If `how` is not `"inner"`, the side is spread of which it matters who has a partner, and the other is copied. A key
+    is then split after the length of its window, when all rows are where they have to be; of `"full"` joins none is.
+
     :param slots: the fewest and the most tasks that share the work; it begins with the most. They may change when the
         query is started again.
     :param reorganize: at least so long is the time from one reorganization to the next.
@@ -85,14 +89,16 @@ def parallel_join(
     All others are as in `window_join`. The progress has three figures more: `slots` (those that had rows), `moved`
     (groups that another slot had before, and new ones of hot keys), and `hot_keys` (keys that are split).
     """
-    for word in ("how", "idle", "emit"):
+    for word in ("idle", "emit"):
         if word in options:
             raise SpecError(
-                f"parallel_join gives all pairs as they are found: {word}= is for window_join, whose groups stay where "
+                f"parallel_join gives results as they are found: {word}= is for window_join, whose groups stay where "
                 f"they are; leave it out, or take that"
             )
     windows = parse_windows(window, time, slide, lateness, late)
-    plan = PlannedWindowJoin.of(left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options)
+    plan = PlannedWindowJoin.of(
+        left, right, parse_on(on), windows, suffixes, algorithm, memory, state, options, how=how
+    )
     if plan.state is None:
         raise SpecError(
             "parallel_join moves work between the batches of streams; join batch DataFrames with window_join"
@@ -111,7 +117,7 @@ def parallel_join(
     )  # fmt: skip
     session = left.sparkSession
     answer = session.range(0, 1, 1, 1).mapInArrow(portable(master, session), ANSWER).scalar()
-    tagging = RoutedTagging(plan.schemas, plan.keys, count, needed=plan.times)
+    tagging = RoutedTagging(plan.schemas, plan.keys, count, needed=plan.times, preserved=plan.spec.kind.preserved)
     task = SlotTask(
         plan.factory, tagging.layout, plan.memory, count, plan.state, plan.retain, delayed, parse_memory(cache)
     )

@@ -8,8 +8,9 @@ slots, and splits hot keys.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow as pa
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.records.times import NEVER, Timing
 from watersmeet.spark.rebalance.reorganizing import Epoch, reorganized
-from watersmeet.spark.rebalance.routing import WAKE, Routing
+from watersmeet.spark.rebalance.routing import WAKE, Routing, tracked_side
 from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.watermarks import Marks
@@ -70,17 +71,25 @@ class MasterTask:
         if again is not None:
             routing = replace(again, epoch=batch.number, began=now)  # an epoch is of one run
         else:
-            routing = self._next(before, files, newest, batch.number, batch.run, now)
+            routing = self._next(before, files, newest, batch.number, batch.run, now, partial(_is_empty, directory))
         settled = files.publish(replace(routing, run=batch.run, settled=now))
         files.clean(settled.epoch)
         return settled
 
     def _next(
-        self, before: Routing | None, files: RoutingFiles, newest: list[int], number: int, run: str, now: float
+        self,
+        before: Routing | None,
+        files: RoutingFiles,
+        newest: list[int],
+        number: int,
+        run: str,
+        now: float,
+        is_empty: Callable[[int], bool],
     ) -> Routing:
         if before is None:
-            return replace(Routing.begin(self.groups, self.slots[1]), epoch=number, began=now)
-        routing = replace(before.without_expired(newest, Timing(self.spec)), moved=())
+            first = Routing.begin(self.groups, self.slots[1], tracked_side(self.spec.kind))
+            return replace(first, epoch=number, began=now)
+        routing = replace(before.without_expired(newest, Timing(self.spec), is_empty), moved=())
         fitting = routing.within(*self.slots)
         # An epoch is of one run, and of one clock as long as that goes forward.
         if before.run != run or fitting is not routing or now < routing.began:
@@ -89,6 +98,12 @@ class MasterTask:
             return routing
         epoch = Epoch.of(files.loads(routing.epoch), now - routing.began)
         return replace(reorganized(routing, epoch, self.slots, self.groups, newest), epoch=number, began=now)
+
+
+def _is_empty(directory: StateDirectory, group: int) -> bool:
+    """Whether no row waits in a group to come out alone."""
+    found = directory.group(group).latest()
+    return found is None or found["snapshot"] is None or found.get("due") is None
 
 
 def _now() -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from watersmeet.policies.balancing import Balancer, Declustering, Thresholds
-from watersmeet.spark.rebalance.routing import Home, HotKey, Routing
+from watersmeet.spark.rebalance.routing import BOTH, NEITHER, Home, HotKey, Routing
 
 SUPPLIER = 0.5
 """A slot that is busy for more of its time than this has too much to do."""
@@ -163,13 +163,13 @@ def _split(
 ) -> Routing | None:
     """With a home for the heaviest key that has outgrown its slot; None if there is none."""
     known = {key.key: key for key in routing.hot}
-    if len(known) >= _MOST_HOT:
+    if len(known) >= _MOST_HOT or routing.tracked == BOTH:
         return None
     weights = {key: sum(entry[2] for entry in entries) for key, entries in epoch.keys.items()}
     for key, weight in sorted(weights.items(), key=lambda each: (-each[1], each[0])):
         ways = known[key].home.ways if key in known else 1
         wanted = min(most, max(2, int(np.ceil(2 * weight / fair)))) if fair else 1
-        if weight / ways <= _OUTGROWN * fair or wanted <= ways:
+        if weight / ways <= _OUTGROWN * fair or wanted <= ways or (key in known and known[key].home.since is not None):
             continue
         told = [entry[1].rows for entry in epoch.keys[key]]
         rows = [max(each[side] for each in told) if ways > 1 else sum(each[side] for each in told) for side in (0, 1)]
@@ -190,23 +190,45 @@ def rehomed(
     routing: Routing, epoch: Epoch, key: int, groups: int, newest: Sequence[int], ways: int, spread: int, weight: float
 ) -> Routing:
     """With a new home for a key, its parts in the slots that have least to do."""
-    base = Home(key % groups)
-    known = next((each for each in routing.hot if each.key == key), HotKey(key, (base,)))
+    tracked = routing.tracked
+    base = Home(key % groups, spread=max(0, tracked))
+    known = next((each for each in routing.hot if each.key == key), HotKey(key, (base,), tracked))
+    if tracked != NEITHER:
+        if tracked == BOTH or known.home.since is not None:
+            return routing  # no key is split; or one move after the other
+        return _rehomed_tracked(routing, epoch, known, base, newest, ways, weight)
     left = replace(known.home, until=(newest[0], newest[1]))
-    owner = list(routing.owner)
-    if ways == 1:
-        home, fresh = base, []
-    else:
-        home = Home(len(owner), ways, spread)
-        fresh = list(home.groups)
-        work = dict(epoch.work)
-        for group in known.home.groups:
-            work[group] = max(0.0, work.get(group, 0.0) - weight / known.home.ways)
-        loads = {slot: sum(work.get(group, 0.0) for group in routing.groups_of(slot)) for slot in routing.active}
-        for _ in fresh:
-            slot = min(loads, key=lambda each: (loads[each], each))
-            loads[slot] += weight / ways
-            owner.append(slot)
-    others = [each for each in routing.hot if each.key != key]
-    hot = (*others, HotKey(key, (*known.homes[:-1], left, home)))
-    return replace(routing, owner=tuple(owner), hot=hot, moved=(*routing.moved, *fresh))
+    home = base if ways == 1 else Home(len(routing.owner), ways, spread)
+    return _with_homes(routing, epoch, replace(known, homes=(*known.homes[:-1], left, home)), known.home, weight)
+
+
+def _rehomed_tracked(
+    routing: Routing, epoch: Epoch, known: HotKey, base: Home, newest: Sequence[int], ways: int, weight: float
+) -> Routing:
+    """The same where each row of one side must find all of the other side's: see `routing`."""
+    now = (newest[0], newest[1])
+    if ways > 1:
+        home = Home(len(routing.owner), ways, base.spread, since=now)
+        return _with_homes(routing, epoch, replace(known, homes=(*known.homes, home)), known.home, weight)
+    if any(home.first == base.first for home in known.homes):  # it has been given copies all along
+        others = tuple(home for home in known.homes if home.first != base.first)
+        return _with_homes(routing, epoch, replace(known, homes=(*others, base)), known.home, weight)
+    return _with_homes(
+        routing, epoch, replace(known, homes=(*known.homes, replace(base, since=now))), known.home, weight
+    )
+
+
+def _with_homes(routing: Routing, epoch: Epoch, key: HotKey, left: Home, weight: float) -> Routing:
+    """With a key's homes, the groups of the last one in the slots that have least to do."""
+    owner, home = list(routing.owner), key.home
+    fresh = list(home.groups) if home.ways > 1 else []
+    work = dict(epoch.work)
+    for group in left.groups:
+        work[group] = max(0.0, work.get(group, 0.0) - weight / left.ways)
+    loads = {slot: sum(work.get(group, 0.0) for group in routing.groups_of(slot)) for slot in routing.active}
+    for _ in fresh:
+        slot = min(loads, key=lambda each: (loads[each], each))
+        loads[slot] += weight / home.ways
+        owner.append(slot)
+    others = [each for each in routing.hot if each.key != key.key]
+    return replace(routing, owner=tuple(owner), hot=(*others, key), moved=(*routing.moved, *fresh))

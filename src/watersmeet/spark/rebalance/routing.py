@@ -10,19 +10,41 @@ them there: they are looked up, and not kept::
     left row of the key  ──▶ one group of the new home     right row ──▶ all groups of the new home    (kept there)
                          ──▶ the old home                            ──▶ the old home                  (only looks)
 
+Where it matters which rows of one side have a partner (`how`), each of these must be in one group, and that group must
+have all of the other side's. So that side is spread, never copied, and nobody visits: what a visitor finds would have
+to be noted where it is kept. A new home is given copies of the other side's rows until all of them that came before
+have expired; only then is it *ripe*, and the spread side's rows go there. The old home is given copies until its last
+row has expired and, if it found nobody, has come out. Where it matters of both sides, no key is split::
+
+    left row  ──▶ one group of the last home that is ripe        right row ──▶ all groups of all homes
+
 Any map from groups to slots gives the same results. The homes of keys are part of the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from watersmeet.core.kinds import Kind
 from watersmeet.records.times import NEVER, Timing
 
 INPUTS = 2
+NEITHER, BOTH = -1, 2
+"""Of which side it matters who has found a partner, if not of one."""
+
+
+def tracked_side(kind: Kind) -> int:
+    """Of which side it matters who has found a partner.
+
+    >>> from watersmeet.core.kinds import KINDS
+    >>> [tracked_side(KINDS[how]) for how in ("inner", "left", "right", "full", "semi")]
+    [-1, 0, 1, 2, 0]
+    """
+    sides = [side for side, tracked in enumerate(kind.tracked) if tracked]
+    return BOTH if len(sides) > 1 else sides[0] if sides else NEITHER
 
 
 class Role(IntEnum):
@@ -40,7 +62,7 @@ WAKE = INPUTS * len(Role)
 """The kind of rows that only wake a slot; the others' is their role's, and their side."""
 KINDS = WAKE + 1
 
-_PLAIN = ("epoch", "began", "run", "settled")
+_PLAIN = ("epoch", "began", "run", "settled", "tracked")
 """What of a routing JSON holds as it is."""
 Place = tuple[int, int]
 """A group that a row is sent to, and the kind of row that it is there."""
@@ -65,6 +87,8 @@ class Home:
     """The side whose rows are spread; the other side's are copied to all of them."""
     until: tuple[int, int] | None = None
     """Of a home that the key has left: the newest times of the inputs, then."""
+    since: tuple[int, int] | None = None
+    """Of a home that gets copies, and no row of the spread side yet: the newest times of the inputs when that began."""
 
     @property
     def groups(self) -> range:
@@ -79,6 +103,21 @@ class Home:
             last == NEVER or last < timing.expired_before(side, newest[1 - side], 0)
             for side, last in enumerate(self.until)
         )
+
+    def ripened(self, newest: Sequence[int], timing: Timing) -> Home:
+        """The same, and ripe if rows of the copied side that it never got can meet nobody any more."""
+        copied = 1 - self.spread
+        if self.since is None:
+            return self
+        last, before = self.since[copied], timing.expired_before(copied, newest[self.spread], 0)
+        return replace(self, since=None) if last == NEVER or last < before else self
+
+    def is_left(self, newest: Sequence[int], timing: Timing) -> bool:
+        """Whether no row of the spread side is left in it that rows to come can meet."""
+        if self.until is None:
+            return False
+        last = self.until[self.spread]
+        return last == NEVER or last < timing.expired_before(self.spread, newest[1 - self.spread], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +134,8 @@ class HotKey:
     key: int
     homes: tuple[Home, ...]
     """The last one is the present one; in those before are rows that have not expired."""
+    tracked: int = NEITHER
+    """The side of which it matters who has found a partner."""
 
     @property
     def home(self) -> Home:
@@ -103,6 +144,8 @@ class HotKey:
 
     def places(self, side: int) -> list[list[Place]]:
         """Where a row of a side goes: one of these lists, whichever."""
+        if self.tracked != NEITHER:
+            return self._tracked_places(side)
         found = []
         home = self.home
         for choice in range(home.ways if side == home.spread else 1):
@@ -116,6 +159,22 @@ class HotKey:
                 places += [(group, kind_of(Role.VISIT, side)) for group in visited]
             found.append(places)
         return found
+
+    def _tracked_places(self, side: int) -> list[list[Place]]:
+        """The same where a row of one side must be in one group, and find all of the other side's there."""
+        home = next(home for home in reversed(self.homes) if home.since is None)
+        if side == self.tracked:
+            return [[(group, kind_of(Role.OWN, side))] for group in home.groups]
+        groups = dict.fromkeys([*home.groups, *(group for each in self.homes for group in each.groups)])
+        return [[(group, kind_of(Role.COPY if i else Role.OWN, side)) for i, group in enumerate(groups)]]
+
+    def kept_up(self, newest: Sequence[int], timing: Timing, is_empty: Callable[[int], bool]) -> HotKey:
+        """The same, now that the inputs have reached these times: homes ripen, are left, and are given up."""
+        homes = [home.ripened(newest, timing) for home in self.homes]
+        last = max(i for i, home in enumerate(homes) if home.since is None)
+        homes[:last] = [replace(home, until=home.until or (newest[0], newest[1])) for home in homes[:last]]
+        over = [home.is_left(newest, timing) and (home.ways == 1 or all(map(is_empty, home.groups))) for home in homes]
+        return replace(self, homes=tuple(home for home, gone in zip(homes, over, strict=True) if not gone))
 
 
 @dataclass(frozen=True)
@@ -142,11 +201,13 @@ class Routing:
     """The run of the query that has settled this."""
     settled: float = 0.0
     """When, in seconds since 1970: Spark then begins to send rows to the slots."""
+    tracked: int = NEITHER
+    """The side of which it matters who has found a partner."""
 
     @classmethod
-    def begin(cls, groups: int, slots: int) -> Routing:
+    def begin(cls, groups: int, slots: int, tracked: int = NEITHER) -> Routing:
         """All groups dealt to so many slots."""
-        return cls(tuple(group % slots for group in range(groups)), tuple(range(slots)))
+        return cls(tuple(group % slots for group in range(groups)), tuple(range(slots)), tracked=tracked)
 
     def groups_of(self, slot: int) -> list[int]:
         """What a slot joins."""
@@ -161,22 +222,32 @@ class Routing:
         moved = tuple(group for group, slot in enumerate(owner) if slot != self.owner[group])
         return replace(self, owner=owner, active=tuple(range(slots)), moved=moved)
 
-    def without_expired(self, newest: Sequence[int], timing: Timing) -> Routing:
-        """The same without homes in which nothing is left, the inputs having reached these times."""
+    def without_expired(self, newest: Sequence[int], timing: Timing, is_empty: Callable[[int], bool]) -> Routing:
+        """The same without homes in which nothing is left, the inputs having reached these times.
+
+        `is_empty` says of a group whether no row waits there to come out alone.
+        """
         owner = list(self.owner)
         hot = []
         for key in self.hot:
-            homes = tuple(home for home in key.homes if not home.has_expired(newest, timing))
-            for gone in set(key.homes) - set(homes):
-                if gone.ways > 1:
+            if self.tracked == NEITHER:
+                homes = tuple(home for home in key.homes if not home.has_expired(newest, timing))
+            else:
+                homes = key.kept_up(newest, timing, is_empty).homes
+            there = {home.first for home in homes}
+            for gone in key.homes:
+                if gone.ways > 1 and gone.first not in there:
                     owner[gone.first : gone.first + gone.ways] = [-1] * gone.ways
             if len(homes) > 1 or homes[0].ways > 1:
-                hot.append(HotKey(key.key, homes))
+                hot.append(replace(key, homes=homes))
         return replace(self, owner=tuple(owner), hot=tuple(hot))
 
     def to_json(self) -> dict[str, Any]:
         """As something that JSON can hold."""
-        hot = [[key.key, [[home.first, home.ways, home.spread, home.until] for home in key.homes]] for key in self.hot]
+        hot = [
+            [key.key, [[home.first, home.ways, home.spread, home.until, home.since] for home in key.homes]]
+            for key in self.hot
+        ]
         rest = {name: getattr(self, name) for name in _PLAIN}
         return {"owner": self.owner, "active": self.active, "hot": hot, "moved": self.moved, **rest}
 
@@ -190,11 +261,13 @@ class Routing:
         >>> Routing.from_json(json.loads(json.dumps(routing.to_json()))) == routing
         True
         """
-        hot = tuple(HotKey(key, tuple(map(_home, homes))) for key, homes in found["hot"])
-        rest = {name: found[name] for name in _PLAIN}
+        tracked = found.get("tracked", NEITHER)
+        hot = tuple(HotKey(key, tuple(map(_home, homes)), tracked) for key, homes in found["hot"])
+        rest = {**{name: found[name] for name in _PLAIN if name in found}, "tracked": tracked}
         return cls(tuple(found["owner"]), tuple(found["active"]), hot, tuple(found["moved"]), **rest)
 
 
 def _home(found: list[Any]) -> Home:
-    first, ways, spread, until = found
-    return Home(first, ways, spread, None if until is None else (until[0], until[1]))
+    first, ways, spread, until, *since = found
+    times = [None if each is None else (each[0], each[1]) for each in (until, *since)]
+    return Home(first, ways, spread, *times)

@@ -142,8 +142,10 @@ class _Slot:
         if self._routing is None:
             return
         turn = self._directory.batch.number
+        # Rows that come out alone are waited for; what has expired, nobody asks for.
+        every = 1 if self._task.factory.waits_for_time else _LOOK_EVERY
         for number in sorted(set(self._routing.groups_of(self._slot)) - set(self._loads)):
-            if (number + turn) % _LOOK_EVERY == 0 and (group := self._group(number)).has_work:
+            if (number + turn) % every == 0 and (group := self._group(number)).has_work:
                 with closing(_GroupRows(self)) as rows:
                     yield from self._handed_out(group.results(rows.arrivals))
                     self._done.append(group)
