@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -131,12 +132,16 @@ def parse_seconds(span: object, what: str) -> float:
 
     >>> parse_seconds("250 ms", "delay"), parse_seconds(2, "delay")
     (0.25, 2.0)
+    >>> parse_seconds("soon", "idle")
+    Traceback (most recent call last):
+    watersmeet.core.errors.SpecError: idle 'soon' is not understood; write a length of time such as '1 s', or seconds
     """
     if isinstance(span, int | float) and not isinstance(span, bool) and span >= 0:
         return float(span)
-    if isinstance(span, str | timedelta):
-        parsed = parse_span(span)
-        return parsed.total_seconds() if isinstance(parsed, timedelta) else float(parsed)
+    with suppress(SpecError):
+        if isinstance(span, str | timedelta):
+            parsed = parse_span(span)
+            return parsed.total_seconds() if isinstance(parsed, timedelta) else float(parsed)
     raise SpecError(f"{what} {span!r} is not understood; write a length of time such as '1 s', or seconds")
 
 

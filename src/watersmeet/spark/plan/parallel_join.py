@@ -12,6 +12,7 @@ from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Span, parse_span, parse_windows
 from watersmeet.memory import parse_memory
 from watersmeet.spark.plan.inputs import SIDES, with_measures
+from watersmeet.spark.plan.tagging import places_by_id
 from watersmeet.spark.plan.window_join import PlannedWindowJoin
 from watersmeet.spark.rebalance.master_task import MasterTask
 from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
@@ -33,7 +34,7 @@ from pyspark.sql import types as st
 
 from watersmeet.spark.plan.grouping import hashed_to
 from watersmeet.spark.plan.row_layout import TAG, RowLayout
-from watersmeet.spark.plan.tagging import Tagging, places_by_id
+from watersmeet.spark.plan.tagging import Tagging
 from watersmeet.spark.rebalance.routing import Role
 from watersmeet.spark.task.worker import is_connected
 
@@ -119,8 +120,9 @@ def parallel_join(
     answer = session.range(0, 1, 1, 1).mapInArrow(portable(master, session), ANSWER).scalar()
     tagging = RoutedTagging(plan.schemas, plan.keys, count, needed=plan.times, preserved=plan.spec.kind.preserved)
     task = SlotTask(
-        plan.factory, tagging.layout, plan.memory, count, plan.state, plan.retain, delayed, parse_memory(cache)
-    )
+        plan.factory, tagging.layout, plan.memory, count, plan.state, plan.retain, delayed, parse_memory(cache),
+        numbered=places_by_id(),
+    )  # fmt: skip
     rows = tagging.routed(*plan.frames, answer, bounds[1])
     measured = rows.mapInArrow(portable(task, session), with_measures(plan.results))
     return observed(measured, str(plan.state), plan.memory, FIGURES, SIDES if delayed else ())

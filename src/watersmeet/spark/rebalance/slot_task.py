@@ -29,7 +29,7 @@ from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, scratch_directory, state_place
+from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figure_names, figures_row, with_figures
 from watersmeet.spark.task.operator_cache import KeptOperators
@@ -62,6 +62,8 @@ class SlotTask:
     """The columns of the results from which delays are counted."""
     cache_bytes: int = CACHE_BYTES
     """Of state elsewhere: what may be kept of it on this machine."""
+    numbered: bool = False
+    """Whether a task's number is that of its slot."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -73,12 +75,22 @@ class SlotTask:
             numbers = rows.groups()
             if numbers:
                 yield from _Slot(self, rows, numbers, began).results()
+            elif self.numbered and self.factory.waits_for_time:  # what waits for its time comes also without rows
+                yield from _Slot(self, rows, numbers, began, current_partition()).results()
 
 
 class _Slot:
     """A slot's work in one batch."""
 
-    def __init__(self, task: SlotTask, rows: SlotRows, numbers: list[int], began: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        task: SlotTask,
+        rows: SlotRows,
+        numbers: list[int],
+        began: tuple[float, float],
+        slot: int | None = None,
+    ) -> None:
+        """`slot` is its number, where no rows tell it."""
         self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
         place = state_place(task.state)
         batch, query = current_batch()
@@ -87,7 +99,9 @@ class _Slot:
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)
         self._files = RoutingFiles(self._directory)
         self._routing = self._files.current()
-        self._slot = -1 if self._routing is None else self._routing.owner[numbers[0]]
+        self._slot = -1 if slot is None else slot
+        if self._routing is not None and numbers:
+            self._slot = self._routing.owner[numbers[0]]
         self._marks = Marks(self._directory, INPUTS, NEVER)
         self._before = self._marks.before()
         self._newest = [NEVER] * INPUTS
@@ -110,8 +124,10 @@ class _Slot:
                     found.take(kind, piece)
                 if found.any:
                     yield from self._of(number, found)
-        if woken:
+        if woken or self._task.factory.waits_for_time:
             yield from self._look_after_quiet_groups()
+        if not self._numbers and not self._done:
+            return
         with ThreadPoolExecutor(_MOST_AT_ONCE) as threads:
             list(threads.map(WindowGroup.publish, self._done))
         if any(own > known for own, known in zip(self._newest, self._before, strict=True)):
