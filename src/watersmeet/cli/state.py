@@ -10,8 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from watersmeet.cli.table import first_rows, print_table
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -132,6 +130,7 @@ def _table(groups: list[dict[str, Any]]) -> Table:
 
 
 def _read(args: argparse.Namespace) -> int:
+    from watersmeet.cli.table import first_rows, print_table
     from watersmeet.spark.offline.opened import OpenedState
     from watersmeet.spark.offline.reading import StateRows
 
