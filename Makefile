@@ -4,7 +4,7 @@
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
-#   make servers  a Kafka broker on this machine, to try things with
+#   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
@@ -15,7 +15,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers signals bounds check setup bench reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers versions signals bounds check setup bench reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -47,6 +47,9 @@ chaos: setup java
 
 servers: setup java
 	@PYTHONPATH=tests $(BIN)/python -m servers $(ARGS)
+
+versions: setup java
+	@sh scripts/versions.sh $(VERSIONS)
 
 signals: setup
 	$(BIN)/python tests/stress/signals.py $(ARGS)

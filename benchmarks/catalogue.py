@@ -25,6 +25,7 @@ from benchmarks.small_batches import small_batches
 from benchmarks.spark_batch import spark_batch
 from benchmarks.spark_cluster import spark_cluster
 from benchmarks.spark_equi import spark_drain, spark_equi
+from benchmarks.spark_kafka import spark_kafka
 from benchmarks.spark_kinds import spark_kinds
 from benchmarks.spark_lookup import spark_lookup
 from benchmarks.spark_many import spark_4way
@@ -66,6 +67,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-lookup": spark_lookup,
     "spark-skew": spark_skew,
     "spark-cluster": spark_cluster,
+    "spark-kafka": spark_kafka,
 }
 
 

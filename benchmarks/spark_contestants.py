@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.spark_inputs import SCHEMA, SIDES
+from benchmarks.spark_kafka import JARS, topics
 from benchmarks.spark_verbs import MEMORY, PARTITIONS, VERBS
 
 _RESULTS = "id long, at timestamp, number long, at_right timestamp, number_right long"
@@ -38,6 +39,8 @@ def session(contestant: str) -> Any:
         # What a batch changed is uploaded, and not the whole state each time.
         options["spark.sql.streaming.stateStore.providerClass"] = _ROCKSDB
         options["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
+    if contestant.startswith("kafka"):
+        options["spark.jars"] = os.environ[JARS]
     master = "local[2]"
     if contestant.startswith("cluster"):
         # Two executors, each a process with a core, as on two machines.
@@ -54,6 +57,8 @@ def streams(spark: Any, contestant: str, place: Path, files: int) -> Any:
     from watersmeet.spark import join
 
     kind, _, who = contestant.partition(" ")
+    if kind == "kafka":
+        return topics(spark, who, place, files)
     if kind in VERBS:
         return VERBS[kind](spark, who, place, files)
 

@@ -47,6 +47,7 @@ PROMISED = [
     "spark-lookup",
     "spark-skew",
     "spark-cluster",
+    "spark-kafka",
 ]
 
 

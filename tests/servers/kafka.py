@@ -42,6 +42,10 @@ log.cleaner.enable=false
 """
 
 
+_WAITING = 50_000
+"""Messages that wait to be sent when there is room for more again; the client holds twice as many."""
+
+
 @dataclass(frozen=True)
 class Message:
     """A message of a topic."""
@@ -142,7 +146,12 @@ class Broker:
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "log_level": 0})
         for number, row in enumerate(rows):
             value = json.dumps(row).encode() if isinstance(row, Mapping) else row
-            producer.produce(topic, value, partition=partitions[number % len(partitions)], on_delivery=told)
+            place = partitions[number % len(partitions)]
+            try:
+                producer.produce(topic, value, partition=place, on_delivery=told)
+            except BufferError:  # it holds as many as it may
+                until(lambda: producer.poll(0.1) and len(producer) < _WAITING, f"{topic} takes messages")
+                producer.produce(topic, value, partition=place, on_delivery=told)
             producer.poll(0)
         assert producer.flush(PATIENCE) == 0, f"not all messages reached {topic}"
         assert not wrong, f"{len(wrong)} messages did not reach {topic}: {wrong[0]}"

@@ -1,0 +1,98 @@
+"""Every verb once, over files that come in two goes, with a restart between them; `make versions` runs it, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as fn
+
+from spark.shop import COLUMNS, PARCELS, expected_tables, inputs
+from watersmeet import spark as wms
+
+ORDERS = "order_id long, customer long, amount double, ts timestamp"
+SHIPMENTS = "order_id long, parcel int, shipped timestamp"
+RETURNS = "order_id long, refund double"
+TIMES: dict[str, Any] = {"on": "order_id", "time": "ts = shipped", "lateness": "2 days"}
+SOON: dict[str, Any] = {**TIMES, "window": ("30 minutes", "0 s")}
+
+
+class Files:
+    """The inputs as streams, or in one pass."""
+
+    def __init__(self, spark: Any, place: Path, streaming: bool = True) -> None:
+        self.spark, self.place, self.streaming = spark, place, streaming
+        self.told: dict[str, Any] = {"memory": "8 MiB", **({"state": place / "state"} if streaming else {})}
+
+    def rows(self, name: str, schema: str) -> Any:
+        reader = self.spark.readStream if self.streaming else self.spark.read
+        return reader.schema(schema).parquet(str(self.place / "in" / name))
+
+    @property
+    def both(self) -> tuple[Any, Any]:
+        return self.rows("orders", ORDERS), self.rows("shipments", SHIPMENTS)
+
+    def ending(self, name: str, schema: str) -> Any:
+        if not self.streaming:
+            return self.rows(name, schema)
+        signs = self.spark.readStream.text(str(self.place / "in" / f"{name}-control"))
+        return wms.with_events(self.rows(name, schema), signs)
+
+
+def _named(files: Files) -> Any:
+    return wms.lookup_join(files.both[0], files.place / "in" / "customers.rel", on="customer", how="left", **files.told)
+
+
+def _returned(files: Files) -> Any:
+    named = {"o": ("orders", ORDERS), "s": ("shipments", SHIPMENTS), "r": ("returns", RETURNS)}
+    three = {name: files.ending(*of) for name, of in named.items()}
+    return wms.multijoin(three, on=["o.order_id = s.order_id", "s.order_id = r.order_id"], **files.told)
+
+
+VERBS = {
+    "matched": lambda files: wms.join(*files.both, on="order_id", **files.told),
+    "matched_soon": lambda files: wms.window_join(*files.both, **SOON, **files.told),
+    "matched_in_slots": lambda files: wms.parallel_join(*files.both, **SOON, slots=(1, 2), **files.told),
+    "first_shipped": lambda files: wms.asof_join(*files.both, **TIMES, direction="forward", **files.told),
+    "named_orders": _named,
+    "returned": _returned,
+}
+
+
+def _counted(frame: Any, table: str) -> Counter[Any]:
+    return Counter(tuple(row) for row in frame.select(*COLUMNS.get(table, PARCELS)).collect())
+
+
+@pytest.mark.parametrize("table", VERBS)
+def test_a_stream_that_is_stopped_and_goes_on(spark: Any, tmp_path: Path, table: str) -> None:
+    for go in (1, 2):
+        inputs.add(tmp_path, end=go == 2)
+        writer = VERBS[table](Files(spark, tmp_path)).writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start(str(tmp_path / "out")).awaitTermination()
+    found, expected = _counted(spark.read.parquet(str(tmp_path / "out")), table), expected_tables(2)[table]
+    if table == "first_shipped":  # rows wait until shipments have come that are newer by more than the lateness
+        assert not found - expected
+        return
+    assert found == expected and sum(found.values()) > 50
+
+
+@pytest.mark.parametrize("table", [table for table in VERBS if table != "matched_in_slots"])
+def test_one_pass(spark: Any, tmp_path: Path, table: str) -> None:
+    inputs.add(tmp_path)
+    expected = expected_tables(1)[table]
+    if table == "first_shipped":
+        expected = Counter({row: count for row, count in expected.items() if row[1] is not None})
+    assert _counted(VERBS[table](Files(spark, tmp_path, streaming=False)), table) == expected
+    assert sum(expected.values()) > 25
+
+
+def test_the_expected_tables_are_those_of_spark(spark: Any, tmp_path: Path) -> None:
+    inputs.add(tmp_path)
+    orders, shipments = Files(spark, tmp_path, streaming=False).both
+    pairs = orders.join(shipments, "order_id")
+    soon = pairs.where(fn.expr("shipped between ts and ts + interval 30 minutes"))
+    assert _counted(pairs, "matched") == expected_tables(1)["matched"]
+    assert _counted(soon, "matched_soon") == expected_tables(1)["matched_soon"]
