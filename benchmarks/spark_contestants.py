@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.spark_inputs import SCHEMA, SIDES
-from benchmarks.spark_kafka import JARS, topics
+from benchmarks.spark_topics import JARS, topics
 from benchmarks.spark_verbs import MEMORY, PARTITIONS, VERBS
 
 _RESULTS = "id long, at timestamp, number long, at_right timestamp, number_right long"

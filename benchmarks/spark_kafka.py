@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.rounds import Settings
-from benchmarks.spark_inputs import SCHEMA, SIDES, Keys, write_files
+from benchmarks.spark_inputs import SIDES, Keys, write_files
+from benchmarks.spark_topics import ADDRESS, JARS, MOST
 from benchmarks.spark_warm import Measured
 from watersmeet.core.errors import WatersmeetError
 
@@ -22,8 +23,6 @@ FILES = 20
 FILES_PER_BATCH = 4
 PARTITIONS = 2
 MOST_REPEATS = 3
-ADDRESS, JARS, MOST = (f"WATERSMEET_BENCH_KAFKA_{what}" for what in ("ADDRESS", "JARS", "OFFSETS"))
-"""Where contestants find the broker, Spark's connector, and how many messages of a topic a batch has."""
 
 
 def spark_kafka(settings: Settings) -> Iterator[Figure]:
@@ -65,19 +64,3 @@ def _fill(broker: Any, topic: str, files: Path) -> None:
         columns = table["id"].to_pylist(), at, table["number"].to_pylist()
         rows = (b'{"id":%d,"at":"%s","number":%d}' % (i, a.encode(), n) for i, a, n in zip(*columns, strict=True))
         broker.send(topic, rows, range(PARTITIONS))
-
-
-def topics(spark: Any, who: str, place: Path, files: int) -> Any:
-    """Two topics: joined, or only read, as rows or as they are."""
-    from benchmarks.spark_verbs import MEMORY
-    from watersmeet.spark import from_kafka, join
-
-    def read(topic: str) -> Any:
-        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", os.environ[ADDRESS])
-        reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
-        return reader.option("maxOffsetsPerTrigger", os.environ[MOST]).load()
-
-    if who == "messages":
-        return read(SIDES[0]).union(read(SIDES[1]))
-    left, right = (from_kafka(read(side), side, SCHEMA) for side in SIDES)
-    return left.union(right) if who == "rows" else join(left, right, on="id", memory=MEMORY, state=place / "state")
