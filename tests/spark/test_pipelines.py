@@ -30,10 +30,10 @@ import inputs
 from pyspark.pipelines import cli
 from pyspark.sql.connect.session import SparkSession
 
-place, stop = Path(sys.argv[2]), SparkSession.stop
+place, runs = Path(sys.argv[2]), sys.argv[3:]
 SparkSession.stop = lambda self: None
-for number, told in enumerate(sys.argv[3:]):
-    inputs.add(place, end=number == len(sys.argv) - 4)
+for number, told in enumerate(runs):
+    inputs.add(place, end=number == len(runs) - 1)
     sys.argv[1:] = ["run", *told.split()]
     cli.main()
 """
