@@ -272,8 +272,11 @@ def _newest_snapshot(state: Path, rng: random.Random) -> tuple[Path, float]:
     found = [group / files[name][0] for deltas in saved for name, _ in deltas]
     if found:
         return max(found, key=lambda path: path.stat().st_size), 1 / 3
-    runs = [run for runs in manifests[group]["snapshot"]["state"]["runs"] for run in runs]
-    name = max(runs, key=lambda run: run[1])[0]
+    state_of = manifests[group]["snapshot"]["state"]
+    if "runs" in state_of:
+        name = max((run for runs in state_of["runs"] for run in runs), key=lambda run: run[1])[0]
+    else:  # an as-of join looks rows up in runs of its right input
+        name = state_of["right"][-1][0]
     return group / files[name][0], 1 / 16
 
 

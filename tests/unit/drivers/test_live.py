@@ -420,7 +420,9 @@ def test_an_input_that_is_ahead_waits_for_no_input_that_has_failed(play: Callabl
     run = play(wait=0.5)
     run.send([left(1)], [right(1)])
     run.operator.ahead = 1
-    run.send([ValueError("no more")], [right(1)])
+    run.send([], [right(1)])
+    assert run.rows == 1  # the row is there, and is held back
+    run.send([ValueError("no more")])
     until(lambda: not run.thread.is_alive(), "the run has ended")
     assert run.rows == 2
     assert isinstance(run.error, SourceError)

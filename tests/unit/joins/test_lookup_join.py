@@ -99,7 +99,7 @@ def test_bad_requests_are_sentences(tmp_path: Path) -> None:
         wm.lookup_join(sold([1]), relation, algorithm="xjoin")
     with pytest.raises(wm.SpecError, match="knows its own"):
         wm.lookup_join(sold([1]), products(3))
-    with pytest.raises(wm.SpecError, match="bands are joined"):
+    with pytest.raises(wm.SpecError, match="bands and points are joined"):
         wm.lookup_join(sold([1]), products(3), on=wm.band("sku", 1))
     with pytest.raises(wm.SpecError, match="cannot be compared"):
         wm.lookup_join(pa.table({"sku": ["x"]}), relation)

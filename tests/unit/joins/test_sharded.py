@@ -204,7 +204,7 @@ def test_too_little_memory_and_no_shards_are_refused() -> None:
 
 
 def test_a_band_is_refused() -> None:
-    with pytest.raises(SpecError, match="a band of 'id' asks for close ones; use one thread"):
+    with pytest.raises(SpecError, match="id need only be close; use one thread"):
         Sharded(JoinSpec(SCHEMA, SCHEMA, parse_on(wm.band("id", 2))), MEMORY, MemoryStore())
 
 
