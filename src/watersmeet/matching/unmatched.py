@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Bytes, Int64
+from watersmeet.core.arrays import Bool, Bytes, Int64
 from watersmeet.core.cost import Meter
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.records.plan import Rows
 
 _PASSED = 1 << 15
 """Rows whose marks are gone through at a time."""
+_LOOKED_AT = 1 << 12
+"""Rows that are looked at at a time, where more is asked than their marks."""
 _ROWS_A_FUEL = 64
 """Marks that are passed for as much fuel as a result takes."""
 
@@ -34,6 +36,34 @@ def among(marks: Bytes) -> Scan:
         return (found, start + len(some)) if len(found) <= most else (found[:most], int(found[most - 1]) + 1)
 
     return scan
+
+
+def only(scan: Scan, wanted: Callable[[Int64], Bool]) -> Scan:
+    """Of what a scan finds, the rows that are wanted. However many are asked for, as many are looked at.
+
+    >>> only(among(np.zeros(6, np.uint8)), lambda rows: rows % 2 == 1)(0, 2)
+    (array([1, 3]), 4)
+    """
+
+    def some(start: int, most: int) -> tuple[Int64, int]:
+        found, behind = scan(start, _LOOKED_AT)
+        found = found[wanted(found)]
+        return (found, behind) if len(found) <= most else (found[:most], int(found[most - 1]) + 1)
+
+    return some
+
+
+def all_of(scan: Scan, rows: int) -> Iterator[Int64]:
+    """All that a scan finds among so many rows, some at a time.
+
+    >>> [found.tolist() for found in all_of(among(np.array([1, 0, 1, 0], np.uint8)), 4)]
+    [[1, 3]]
+    """
+    start = 0
+    while start < rows:
+        found, start = scan(start, _LOOKED_AT)
+        if len(found):
+            yield found
 
 
 class Unmatched:

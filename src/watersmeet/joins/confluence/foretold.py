@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Bool, Int64, Numbers, Uint64
+from watersmeet.core.arrays import Bool, Numbers, Uint64
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.joins.progressive.keyed_arrival import KeyedArrival
 from watersmeet.joins.progressive.knowledge import Knowledge
-from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask, among
+from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask, all_of, among, only
 from watersmeet.memory import Budget
 from watersmeet.records.patterns import KeyPattern, plain_array, read_pattern
 from watersmeet.records.punctuated import ranges_can_be_told
@@ -204,14 +204,8 @@ class Foretold:
         return parts
 
     def _over(self, side: int, rows: Any, scan: Scan) -> Scan:
-        """Of what a scan finds, the rows whose keys are over. However many are wanted, as many are looked at."""
-
-        def over(start: int, most: int) -> tuple[Int64, int]:
-            found, behind = scan(start, _AT_ONCE)
-            found = found[self.is_over(side, rows, found)]
-            return (found, behind) if len(found) <= most else (found[:most], int(found[most - 1]) + 1)
-
-        return over
+        """Of what a scan finds, the rows whose keys are over."""
+        return only(scan, lambda found: self.is_over(side, rows, found))
 
     def is_over(self, side: int, rows: Any, numbers: Numbers, hashes: Uint64 | None = None) -> Bool:
         """Which rows of a side have keys of which no more partners will come."""
@@ -230,10 +224,10 @@ class Foretold:
         join = self._join
         assert join.matched is not None
         table, bits = join.tables[side], join.matched.bits
-        for found in _all_of(self._over(side, table, among(table.marks)), table.rows):
+        for found in all_of(self._over(side, table, among(table.marks)), table.rows):
             table.marks[found] = 1
         for run in join.runs[side] if on_disk else ():
-            for found in _all_of(self._over(side, run, partial(bits.unmarked_from, run.name)), run.rows):
+            for found in all_of(self._over(side, run, partial(bits.unmarked_from, run.name)), run.rows):
                 bits.mark([run.name], found)
             self._count_useless(side, run)
             let_go([run])
@@ -316,12 +310,3 @@ def _hashes(rows: Memtable | SortedRun, numbers: Numbers) -> Uint64:
     if len(numbers):
         rows.check_hashes(int(numbers[0]), int(numbers[-1]) + 1)
     return rows.hashes()[numbers]
-
-
-def _all_of(scan: Scan, rows: int) -> Any:
-    """All that a scan finds among so many rows."""
-    start = 0
-    while start < rows:
-        found, start = scan(start, _AT_ONCE)
-        if len(found):
-            yield found

@@ -33,7 +33,7 @@ from watersmeet.core.windows import TimeSpan
 from watersmeet.engine.tracked_arrival import TrackedArrival
 from watersmeet.engine.windows import ALWAYS, TimedArrival, Windows
 from watersmeet.joins.confluence.alone import Alone
-from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask
+from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask, all_of, only
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.times import NEVER, TIME
 from watersmeet.runs.sorted_run import let_go
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from watersmeet.engine.shell import Operator
     from watersmeet.joins.window.confluence import WindowConfluence
     from watersmeet.matching.debts import RunEntry
-
-_AT_ONCE = 1 << 12
-"""Rows that are looked at, or marked, at a time."""
 
 
 class TrackedTimedArrival(TrackedArrival, TimedArrival):
@@ -179,7 +176,7 @@ class SettledRows(Alone):
         assert self._join.matched is not None
         table, bits = self._join.tables[side], self._join.matched.bits
         scan = self._scan_of_memory(side, before)
-        for found in _all_of(scan, table.begun_before(before)):
+        for found in all_of(scan, table.begun_before(before)):
             table.marks[found] = 1
         self._passed_rows[side] = table.ended_before(before, self._passed_rows[side])
         self._last_pass[side] = table.rows, before
@@ -187,7 +184,7 @@ class SettledRows(Alone):
             if self._is_open(side, entry, before):
                 run = entry.run
                 scan = partial(bits.unmarked_from, run.name)
-                for found in _all_of(_earlier(run, scan, before) if entry.span.latest >= before else scan, run.rows):
+                for found in all_of(_earlier(run, scan, before) if entry.span.latest >= before else scan, run.rows):
                     bits.mark([run.name], found)
                 let_go([run])
                 self._passed_runs[side][run.name] = before
@@ -242,20 +239,5 @@ def _times(rows: AddressedRows, numbers: Int64) -> Int64:
 
 
 def _earlier(rows: AddressedRows, scan: Scan, before: int) -> Scan:
-    """Of what a scan finds, the rows before a time. However many are wanted, as many are looked at."""
-
-    def earlier(start: int, most: int) -> tuple[Int64, int]:
-        found, behind = scan(start, _AT_ONCE)
-        found = found[_times(rows, found) < before]
-        return (found, behind) if len(found) <= most else (found[:most], int(found[most - 1]) + 1)
-
-    return earlier
-
-
-def _all_of(scan: Scan, rows: int) -> Any:
-    """All that a scan finds among so many rows."""
-    start = 0
-    while start < rows:
-        found, start = scan(start, _AT_ONCE)
-        if len(found):
-            yield found
+    """Of what a scan finds, the rows before a time."""
+    return only(scan, lambda found: _times(rows, found) < before)
