@@ -12,7 +12,7 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.joins.multiway.mjoin import MJoin
-from watersmeet.policies.many_flush import Victims
+from watersmeet.policies.flush import Victims
 from watersmeet.spill.store import MemoryStore
 
 _KEY = pa.schema({"v": pa.string()})

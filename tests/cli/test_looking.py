@@ -18,7 +18,7 @@ import pytest
 from waiting import ended, until
 from watersmeet.cli import looking
 from watersmeet.cli import main as cli
-from watersmeet.cli.stopping import Stopped
+from watersmeet.cli.signals import Stopped
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.multiway.tree import JoinTree
-from watersmeet.matching import ledger_multi as visits
+from watersmeet.matching import ledger as visits
 from watersmeet.planner import MULTIWAY
 from watersmeet.runs.presence import FOREVER
 from watersmeet.spill.file_store import FileStore

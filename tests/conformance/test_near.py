@@ -15,8 +15,8 @@ from watersmeet.joins.confluence import Confluence
 from watersmeet.matching import settlement
 from watersmeet.matching.reach import NearKeys
 from watersmeet.policies.settling import Settling
+from watersmeet.records.bands import NearCodec
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.near import NearCodec
 
 EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
 LATE = Settling(passes_saved=0, most_runs=3)

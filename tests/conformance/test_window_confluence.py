@@ -19,8 +19,8 @@ from watersmeet.core.windows import TimeSpan, WindowJoinSpec, parse_windows
 from watersmeet.engine.silence import Silence
 from watersmeet.engine.windows import ALWAYS
 from watersmeet.joins.window.confluence import WindowConfluence
+from watersmeet.matching.debts import WindowDebts
 from watersmeet.matching.owing import OwingRows
-from watersmeet.matching.window_debts import WindowDebts
 from watersmeet.policies.settling import Settling
 from watersmeet.records.times import Timing
 from watersmeet.spill.store import MemoryStore

@@ -12,10 +12,10 @@ from watersmeet.checks.windows import conform_windows
 from watersmeet.joins.window.ah_ewj import Shares
 from watersmeet.joins.window.compaction import Books
 from watersmeet.joins.window.ewj import Thresholds
-from watersmeet.matching.ledger_blocks import FOREVER, Encounters
-from watersmeet.matching.ledger_runs import Meetings
+from watersmeet.matching.ledger import Encounters, Meetings
 from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.records.times import Timing
+from watersmeet.runs.presence import FOREVER
 
 CASES = 60
 

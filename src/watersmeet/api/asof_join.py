@@ -130,7 +130,7 @@ def _measured(times: AsofTimes, sources: Sequence[Source]) -> AsofTimes:
     """How far inputs are out of order that can be looked at before they are read."""
     from dataclasses import replace
 
-    from watersmeet.records.disorder import disorder
+    from watersmeet.records.asof_times import disorder
     from watersmeet.sources.base import BaseSource
 
     found: list[Width | None] = []

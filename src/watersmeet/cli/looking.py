@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from watersmeet.cli.stopping import Stopped
+from watersmeet.cli.signals import Stopped
 from watersmeet.core.errors import SpecError
 
 if TYPE_CHECKING:

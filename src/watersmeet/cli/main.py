@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from watersmeet.cli import colour, figures, looking
-from watersmeet.cli.signals import unwinding
-from watersmeet.cli.stopping import SIGNALLED, Stopped, stop_behind
+from watersmeet.cli.signals import SIGNALLED, Stopped, stop_behind, unwinding
 
 if TYPE_CHECKING:
     from watersmeet.api.result import Result

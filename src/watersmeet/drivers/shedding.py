@@ -3,7 +3,7 @@
 A reader whose queue has been full for a while lets the newest rows go, as long as they are no more than a given share
 of all that it has read; else it waits. All rows are counted by key, those that go and those that stay: so it is known
 how many pairs were lost. Keys have places of their own as long as the memory for that lasts, and are counted exactly;
-the others are sketched, and their losses estimated, with an interval around them (`kernels.losses`).
+the others are sketched, and their losses estimated, with an interval around them (`kernels.counting`).
 
 **The interval.** A line of two sketches of `w` places estimates the pairs of A and B with a variance of at most
 (F(A) F(B) + pairs^2) / w, where F is the sum of the squares of the numbers of rows of each key; and F itself is told by
@@ -80,7 +80,7 @@ class Losses:
 
     def __init__(self, spec: JoinSpec, share: float, memory: int) -> None:
         # The driver knows this class in every run: kernels are imported only in those that let rows go.
-        from watersmeet.kernels.losses import count_rows
+        from watersmeet.kernels.counting import count_rows
         from watersmeet.records.keys import KeyCodec
 
         self.share = share

@@ -6,6 +6,10 @@ on every little-endian machine, in every process and in every version. A test ho
 Fixed-width keys go through `mix`, which loses nothing: equal hashes mean equal words. Strings are read sixteen bytes at
 a time and folded through the 128-bit product of two 64-bit numbers, a shape known to mix well at the cost of one
 multiplication. Their hashes may collide, so a match has to be confirmed with `differing_bytes`.
+
+There is Spark's own hash of rows, too, which decides to which task Spark sends them: Murmur3 in 32 bits. It is carried
+from column to column: each goes on from the state that the one before it left, and a NULL leaves it as it was. Bytes
+behind the last whole word are taken one by one, with their signs, which is not what others call Murmur3.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from watersmeet.core.arrays import Bytes, Uint64
+from watersmeet.core.arrays import Bool, Bytes, Int32, Int64, Uint64
 from watersmeet.kernels.compile import inlined, kernel
 
 Offsets: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
@@ -289,3 +293,72 @@ def ordered_doubles(bits: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     ordered: NDArray[np.int64] = bits ^ ((bits >> 63) & 0x7FFF_FFFF_FFFF_FFFF)
     return ordered
+
+
+SPARK_SEED = 42
+_FIRST = np.uint32(0xCC9E2D51)
+_SECOND = np.uint32(0x1B873593)
+_ADDED = np.uint32(0xE6546B64)
+_FIVE = np.uint32(5)
+
+
+@inlined
+def _left(word: Any, by: Any) -> Any:
+    return np.uint32((word << np.uint32(by)) | (word >> np.uint32(32 - by)))
+
+
+@inlined
+def _mixed(state: Any, word: Any) -> Any:
+    word = np.uint32(word * _FIRST)
+    word = np.uint32(_left(word, 15) * _SECOND)
+    return np.uint32(np.uint32(_left(np.uint32(state ^ word), 13) * _FIVE) + _ADDED)
+
+
+@inlined
+def _finished(state: Any, length: Any) -> Any:
+    state = np.uint32(state ^ np.uint32(length))
+    state = np.uint32((state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    state = np.uint32((state ^ (state >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    return np.uint32(state ^ (state >> np.uint32(16)))
+
+
+@kernel
+def spark_hash_ints(values: Int32, known: Bool, states: NDArray[np.uint32]) -> None:
+    """Take a column of 32-bit integers into the hashes of rows."""
+    for i in range(values.shape[0]):
+        if known[i]:
+            states[i] = _finished(_mixed(states[i], np.uint32(values[i])), 4)
+
+
+@kernel
+def spark_hash_longs(values: Int64, known: Bool, states: NDArray[np.uint32]) -> None:
+    """Take a column of 64-bit integers into the hashes of rows."""
+    for i in range(values.shape[0]):
+        if known[i]:
+            word = np.uint64(values[i])
+            state = _mixed(states[i], np.uint32(word & np.uint64(0xFFFFFFFF)))
+            states[i] = _finished(_mixed(state, np.uint32(word >> np.uint64(32))), 8)
+
+
+@kernel
+def spark_hash_strings(offsets: Offsets, data: Bytes, known: Bool, states: NDArray[np.uint32]) -> None:
+    """Take a column of bytes into the hashes of rows, value i being `data[offsets[i] : offsets[i + 1]]`."""
+    for i in range(known.shape[0]):
+        if known[i]:
+            start, end = np.int64(offsets[i]), np.int64(offsets[i + 1])
+            state, at = states[i], start
+            while at + 4 <= end:
+                state = _mixed(state, np.uint32(load32(data, at)))
+                at += 4
+            while at < end:
+                state = _mixed(state, np.uint32(np.int32(np.int8(data[at]))))
+                at += 1
+            states[i] = _finished(state, end - start)
+
+
+@kernel
+def spark_groups_of(states: NDArray[np.uint32], groups: int, out: Int32) -> None:
+    """The remainder of each hash, taken as a signed number, by the number of groups; it is never negative."""
+    for i in range(states.shape[0]):
+        rest = np.int64(np.int32(states[i])) % np.int64(groups)
+        out[i] = rest + groups if rest < 0 else rest

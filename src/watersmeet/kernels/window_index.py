@@ -11,6 +11,8 @@ since the blocks of a partition go in the order of their birth, everything behin
 
 Times are those of windows (see `core.windows`), or row numbers where windows count rows. A row's floor is the least
 time that a row it meets may have had if it arrived before it.
+
+`within` asks the same of rows that were found elsewhere, by their hashes alone: which are close enough in time?
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.kernels.addressed import WORDS as COLUMN_WORDS
+from watersmeet.kernels.addressed import _described, _number, fetch, read64
 from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 AHEAD = 16
@@ -290,3 +294,45 @@ def count_blocks(rows: Int32, shift: int, counts: Int64) -> None:
     """counts[the row's block] += 1."""
     for i in range(rows.shape[0]):
         counts[np.int64(rows[i]) >> shift] += 1
+
+
+_PAIRS_AHEAD = 24
+
+
+@inlined
+def _place(sources: Any, words: Any, code: Any) -> Any:
+    """Where the value of a row in a column of words lies."""
+    which, row = _number(code)
+    shift = sources[which, 2]
+    at, origin = _described(sources, which, row >> shift)
+    return origin + read64(at + words) + 8 * (row & ((1 << shift) - 1))
+
+
+@kernel
+def within(
+    looking: Int64, numbers: Any, probes: Int32, found: Int64, rows: Any, column: int, window: Int64, keep: Bool
+) -> None:
+    """Which rows that were found meet the rows that look for them, each of which came after what it looks for?
+
+    `numbers` are those of rows that look, of which `probes` tells which found what; their times are in a column, and
+    their floors in the next. `window` is theirs, as in `scan`. Where both lie, `kernels.addressed` says.
+    """
+    words = 8 * COLUMN_WORDS * np.int64(column)
+    floors = words + 8 * COLUMN_WORDS
+    counted, behind, ahead = window[0], window[5], window[6]
+    count = rows.shape[0]
+    for i in range(count):
+        if i + _PAIRS_AHEAD < count:
+            fetch(_place(found, words, rows[i + _PAIRS_AHEAD]))
+            fetch(_place(looking, words, numbers[probes[i + _PAIRS_AHEAD]]))
+            fetch(_place(looking, floors, numbers[probes[i + _PAIRS_AHEAD]]))
+        time = read64(_place(found, words, rows[i]))
+        who = numbers[probes[i]]
+        own, floor = read64(_place(looking, words, who)), read64(_place(looking, floors, who))
+        keep[i] = time >= floor and (
+            counted != 0
+            or (
+                time <= last_time(own, floor, window[1], window[2], window[3], window[4])
+                and (time <= own - behind or time >= own + ahead)
+            )
+        )

@@ -1,26 +1,20 @@
-"""Was this pair emitted already? The one place that decides.
+"""Was this emitted already? The one place that decides, for every join whose rows may meet in more than one way.
 
 Every row received and every flush, disk scan and merge takes the next tick of a logical clock, so no two things happen
-at once. A row is in memory from its arrival tick to its departure tick (FOREVER if it has not left). On disk, the rows
-of one side and partition are numbered in the order in which they were flushed: their ordinals.
+at once. A row is in memory from its arrival tick to its departure tick (FOREVER if it has not left), and each time that
+memory meets the disk, or runs meet runs, is remembered. Which of these times two rows have shared is told by a few
+rules, each a function of its own, which a test breaks and is noticed (`tests/conformance/*_mutants.py`,
+`test_multiway.py`). What is remembered differs by what leaves memory:
 
-```
-ticks    ──────────────────────────────────────────────▶
-left a      ├──── in memory ────┤ on disk ···············
-right b              ├─ in memory ─┤ on disk ············       a met b: their stays overlap
-right c                            ├── in memory ──────▶        a and c never met
-                                        ▲ right memory scanned left disk up to a's ordinal: now a met c
-```
+| history | of joins | its rules |
+|---|---|---|
+| `Ledger` | of two inputs, whose rows leave memory one by one | together, visited, merged |
+| `FlushLedger` | whose rows meet right before they leave together | together means left together |
+| `VisitLedger` | of several inputs | together, visited |
+| `Encounters` | by windows, whose blocks leave memory, and may come back as copies | in recent, in frequent |
+| `Meetings` | by windows, whose partitions leave memory whole | together, md times, lastDD |
 
-A pair has been emitted exactly if its rows met in one of three ways:
-
-1. *together*: both were in memory at one tick;
-2. *visited*: one was in memory when its partition was joined with a stretch of the other's disk that holds the other;
-3. *merged*: both were on disk, within stretches that were joined with each other.
-
-Where runs are sorted and merged, a row keeps its ordinal, but rows no longer lie on disk in that order: they stand in
-the order of (hash, ordinal) within their run. A visit that ends amid a merged run therefore covers the run's ordinals
-as far as a certain (hash, ordinal). Merging does not change that order, so what was covered can be told for ever.
+Confluence needs no history: what is owed is a number for each run (`matching.debts`).
 """
 
 from __future__ import annotations
@@ -32,7 +26,9 @@ import numpy as np
 
 from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.errors import BudgetError
-from watersmeet.kernels.history import covered, within
+from watersmeet.kernels.combinations import met_in_memory, met_on_visit
+from watersmeet.kernels.history import covered, within, within_stays
+from watersmeet.matching.found_combinations import InputRows
 from watersmeet.memory import Reservation
 from watersmeet.runs.presence import FOREVER, Stay, Stretch
 
@@ -86,7 +82,29 @@ class _History:
 
 
 class Ledger:
-    """The meetings of two sides, by partition."""
+    """The meetings of two sides, by partition. On disk, the rows of one side and partition are numbered in the order in
+    which they were flushed: their ordinals.
+
+    ```
+    ticks    ──────────────────────────────────────────────▶
+    left a      ├──── in memory ────┤ on disk ···············
+    right b              ├─ in memory ─┤ on disk ············       a met b: their stays overlap
+    right c                            ├── in memory ──────▶        a and c never met
+                                            ▲ right memory scanned left disk up to a's ordinal: now a met c
+    ```
+
+    A pair has been emitted exactly if its rows met in one of three ways:
+
+    1. *together*: both were in memory at one tick;
+    2. *visited*: one was in memory when its partition was joined with a stretch of the other's disk that holds the
+       other;
+    3. *merged*: both were on disk, within stretches that were joined with each other.
+
+    Where runs are sorted and merged, a row keeps its ordinal, but rows no longer lie on disk in that order: they stand
+    in the order of (hash, ordinal) within their run. A visit that ends amid a merged run therefore covers the run's
+    ordinals as far as a certain (hash, ordinal). Merging does not change that order, so what was covered can be told
+    for ever.
+    """
 
     def __init__(self, partitions: int, claim: Reservation) -> None:
         self._claim = claim
@@ -222,3 +240,289 @@ class FlushLedger(Ledger):
 
 def _does_not_fit() -> BudgetError:
     return BudgetError("the snapshot's history does not fit; allow as much memory as when it was taken")
+
+
+_VISIT_BYTES = 24
+
+
+class VisitLedger:
+    """The visits of each input's disk to the memory of all others. A combination has been emitted exactly if
+
+    1. *together*: all its rows were in memory at one tick, or
+    2. *visited*: one input's row was brought from disk at a tick at which the rows of all others were in memory.
+    """
+
+    def __init__(self, inputs: int, claim: Reservation) -> None:
+        self._visits = [np.empty((0, 3), np.int64) for _ in range(inputs)]
+        """(tick, first ordinal, first ordinal beyond)."""
+        self._claim = claim
+
+    def try_reserve(self) -> bool:
+        """Claim memory for one more visit; without it none may begin."""
+        return self._claim.try_grow(_VISIT_BYTES)
+
+    def record(self, number: int, tick: int, low: int, high: int) -> None:
+        """Rows of these ordinals have now met all that was in memory at a tick; memory was reserved for it."""
+        before = self._visits[number]
+        if len(before) and before[-1, 0] == tick and before[-1, 2] == low:
+            before[-1, 2] = high
+        elif high > low:
+            self._visits[number] = np.vstack([before, np.array([[tick, low, high]], np.int64)])
+            return
+        self._claim.shrink(_VISIT_BYTES)
+
+    def fresh(self, inputs: Sequence[InputRows], ids: Int64) -> Bool:
+        """Which combinations have not been emitted."""
+        arrived, departed, ordinals = _stays(inputs, ids)
+        met = together(arrived, departed)
+        for number, visits in enumerate(self._visits):
+            if len(visits):
+                met = visited(visits, number, arrived, departed, ordinals[number], met)
+        return ~met
+
+    def to_state(self) -> list[Any]:
+        """The visits for a snapshot."""
+        return [visits.tolist() for visits in self._visits]
+
+    def load(self, state: list[Any]) -> None:
+        """Take over a snapshot's visits."""
+        for number, visits in enumerate(state):
+            if not self._claim.try_grow(_VISIT_BYTES * len(visits)):
+                raise BudgetError("the snapshot's visits do not fit; allow as much memory as when it was taken")
+            self._visits[number] = np.array(visits, np.int64).reshape(-1, 3)
+
+    def check(self, clock: int, rows: Sequence[int]) -> None:
+        """Assert that nothing is recorded of the future or beyond what is on disk."""
+        for visits, count in zip(self._visits, rows, strict=True):
+            assert (visits[:, 0] <= clock).all() and (np.diff(visits[:, 0]) >= 0).all()
+            assert (visits[:, 1] < visits[:, 2]).all() and (visits[:, 2] <= count).all()
+
+
+def apart_in_memory(inputs: Sequence[InputRows], ids: Int64) -> Bool:
+    """Which combinations have not been emitted, where no input's disk makes visits."""
+    arrived, departed, _ = _stays(inputs, ids)
+    return ~together(arrived, departed)
+
+
+def _stays(inputs: Sequence[InputRows], ids: Int64) -> tuple[Int64, Int64, Int64]:
+    """When the rows of combinations arrived in memory and left it, and their ordinals on disk, by input."""
+    stays = [rows.stays(mine) for rows, mine in zip(inputs, ids, strict=True)]
+    arrived, departed, ordinals = (np.stack([stay[i] for stay in stays]) for i in range(3))
+    return arrived, departed, ordinals
+
+
+def together(arrived: Int64, departed: Int64) -> Bool:
+    """All rows of a combination were in memory at one tick; `arrived` and `departed` are by input and combination."""
+    met = np.zeros(arrived.shape[1], np.bool_)
+    met_in_memory(arrived, departed, met)
+    return met
+
+
+def visited(visits: Int64, number: int, arrived: Int64, departed: Int64, ordinals: Int64, met: Bool) -> Bool:
+    """A visit of one input's disk brought its row, by its ordinal there, when the rows of all others were in memory; or
+    the combination had been met before.
+    """
+    met_on_visit(arrived, departed, ordinals, number, visits, met)
+    return met
+
+
+_STAY_BYTES = 3 * 8
+
+
+class Encounters:
+    """Which rows of one side, by their arrivals, have met which blocks of the other, by their numbers.
+
+    Of two rows, the one that arrived later finds the other: in memory as it arrives, or on disk when it is the turn of
+    the disk. So all there is to know is where a block was when the later row arrived, and ticks tell that: every block
+    takes one, too, that leaves the recent rows, or comes to the frequent ones or leaves them.
+
+    ```
+    ticks      ─────────────────────────────────────────────────────────▶
+    block b      ├── recent ──┤                ├── frequent ──┤
+    rows                   1        2                  3         4
+                           met b    b is on disk       met b     b is on disk
+    ```
+
+    The recent rule is the thesis' minBN: a row's minBN is the number of the oldest block of the other side that it
+    found in memory, and since blocks leave in their order, a block has a smaller number exactly if it had left by then.
+    The frequent rule is its evicted list, with the ticks at which blocks came and went instead of a list that is
+    emptied after each scan: so blocks may come and go at any time, also while a scan is set aside for arrivals.
+    """
+
+    def __init__(self, claim: Reservation) -> None:
+        self._claim = claim
+        self._ended: list[tuple[int, int, int]] = []
+        """(block, since, until): when blocks were among the frequent ones."""
+        self._since: dict[int, int] = {}
+        """Since when blocks are among the frequent ones."""
+        self._arrays: Int64 | None = None
+
+    def __len__(self) -> int:
+        return len(self._ended) + len(self._since)
+
+    @property
+    def _stays(self) -> list[tuple[int, int, int]]:
+        return [*self._ended, *((block, since, FOREVER) for block, since in self._since.items())]
+
+    @property
+    def stays(self) -> Int64:
+        """As three rows of numbers, the smallest block first."""
+        if self._arrays is None:
+            self._arrays = np.array(sorted(self._stays), np.int64).reshape(-1, 3).T.copy()
+        return self._arrays
+
+    def try_come(self, block: int, tick: int) -> bool:
+        """A block is among the frequent ones from now on; False, and it is not, if there is no memory to note that."""
+        if not self._claim.try_grow(_STAY_BYTES):
+            return False
+        assert block not in self._since
+        self._since[block] = tick
+        self._arrays = None
+        return True
+
+    def go(self, block: int, tick: int) -> None:
+        """A block is not among the frequent ones any more."""
+        self._ended.append((block, self._since.pop(block), tick))
+        self._arrays = None
+
+    def forget(self, until: int) -> None:
+        """All rows up to a tick have met all there is: stays that ended by then say nothing any more."""
+        kept = [stay for stay in self._ended if stay[2] > until]
+        if len(kept) < len(self._ended):
+            self._claim.shrink(_STAY_BYTES * (len(self._ended) - len(kept)))
+            self._ended, self._arrays = kept, None
+
+    def fresh(self, blocks: Int64, left: Int64, arrived: Int64) -> Bool:
+        """Which pairs of a block, which left memory at a tick, and a row that arrived at a tick have not met."""
+        met = self.in_recent(left, arrived)
+        met |= self.in_frequent(self.stays, blocks, arrived)
+        return ~met
+
+    @staticmethod
+    def in_recent(left: Int64, arrived: Int64) -> Bool:
+        """The block was still among the recent ones when the row arrived: its number is not below the row's minBN."""
+        return left > arrived
+
+    @staticmethod
+    def in_frequent(stays: Int64, blocks: Int64, arrived: Int64) -> Bool:
+        """The block was among the frequent ones when the row arrived, whether it was evicted since or not."""
+        met = np.zeros(len(blocks), np.bool_)
+        if stays.shape[1]:
+            within_stays(stays, blocks, arrived, met)
+        return met
+
+    def to_state(self) -> list[list[int]]:
+        """For a snapshot."""
+        return [list(stay) for stay in self._stays]
+
+    def load(self, state: list[list[int]]) -> None:
+        """Take over a snapshot's state."""
+        self._claim.grow(_STAY_BYTES * len(state))
+        self._ended = [(block, since, until) for block, since, until in state if until < FOREVER]
+        self._since = {block: since for block, since, until in state if until == FOREVER}
+        self._arrays = None
+
+    def check(self, clock: int) -> None:
+        """Assert the invariants."""
+        for _, since, until in self._stays:
+            assert since <= clock and since < until and (until <= clock or until == FOREVER)
+        assert self._claim.held == _STAY_BYTES * len(self)
+
+
+STAY_BYTES = 16
+
+
+class Meetings:
+    """The md- and dd-tasks of all partitions.
+
+    Of two rows that did not meet in memory, one came after the other had left: call it the later row. It can meet the
+    run of the other one while it is in memory itself (an md-task), or when it lies in a run of its own (a dd-task).
+
+    ```
+    ticks      ───────────────────────────────────────────────────────────────────▶
+    run r        ├ in memory ┤ on disk ··············································
+    later rows                    a ├───── in memory ─────┤ on disk ·················
+                                       b ├──── in memory ───┤ on disk ·················
+    tasks                              ▲ md: a meets r                  ▲ dd: b meets r
+    ```
+
+    - *together*: a run that left memory after a row had come met it there.
+    - *md times*: each side and partition has the ticks of its md-tasks. A row that was in memory at one of them has met
+      all that the other side's disk held then, and everything else was in memory with it: so of all md-tasks of a stay
+      in memory only the last one counts, and it is kept with the tick at which the stay ended.
+    - *lastDD*: a dd-task lets all runs of a partition meet that left memory before it began. A run that left before the
+      last one has, as the later one, nothing to look for any more: what it could meet had left before it.
+    """
+
+    def __init__(self, partitions: int, claim: Reservation) -> None:
+        self._claim = claim
+        self._last_md = np.zeros((2, partitions), np.int64)
+        """Of rows that are in memory."""
+        self._md_times: list[list[list[tuple[int, int]]]] = [[[] for _ in range(partitions)] for _ in (0, 1)]
+        """Of rows in runs: the last md-task of their stay in memory, and when that ended."""
+        self._last_dd = np.zeros((2, partitions), np.int64)
+
+    def record_md(self, side: int, part: int, tick: int) -> None:
+        """All rows of a partition that were in memory at a tick have met the other side's disk of then."""
+        self._last_md[side, part] = tick
+
+    def try_reserve(self) -> bool:
+        """Have memory to note that a partition leaves; without it none may."""
+        missing = STAY_BYTES * (self._stays + 1) - self._claim.held
+        return missing <= 0 or self._claim.try_grow(missing)
+
+    def leave(self, side: int, part: int, tick: int) -> None:
+        """A partition leaves memory at a tick."""
+        last = int(self._last_md[side, part])
+        if last:
+            self._md_times[side][part].append((last, tick))
+            self._last_md[side, part] = 0
+
+    def record_dd(self, part: int, tick: int) -> None:
+        """All runs of a partition that left memory before a tick have met each other."""
+        for side in (0, 1):
+            self._last_dd[side, part] = tick
+            self._md_times[side][part] = [stay for stay in self._md_times[side][part] if stay[1] > tick]
+        self._claim.shrink(max(0, self._claim.held - STAY_BYTES * (self._stays + 1)))
+
+    # --- the rules ---
+
+    @staticmethod
+    def together(left: Int64, arrived: Int64) -> Bool:
+        """Which rows had come when the runs, which left memory at these ticks, were still there."""
+        return left > arrived
+
+    def met_disk(self, side: int, part: int, departed: int = FOREVER) -> int:
+        """Rows that left memory at a tick (FOREVER: are there) and had come by this tick have met all that they could
+        not meet in memory.
+        """
+        if departed == FOREVER:
+            return int(self._last_md[side, part])
+        return next((md for md, left in self._md_times[side][part] if left == departed), 0)
+
+    def merged(self, side: int, part: int, departed: int) -> bool:
+        """Whether a run that left memory at a tick has met all that left before it."""
+        return bool(departed < self._last_dd[side, part])
+
+    # --- snapshots ---
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        times = [[[list(stay) for stay in stays] for stays in side] for side in self._md_times]
+        return {"last_md": self._last_md.tolist(), "md_times": times, "last_dd": self._last_dd.tolist()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a snapshot's state."""
+        self._last_md, self._last_dd = np.array(state["last_md"]), np.array(state["last_dd"])
+        self._md_times = [[[(md, left) for md, left in stays] for stays in side] for side in state["md_times"]]
+        self._claim.grow(STAY_BYTES * self._stays)
+
+    @property
+    def _stays(self) -> int:
+        return sum(len(stays) for side in self._md_times for stays in side)
+
+    def check(self, clock: int) -> None:
+        """Assert the invariants."""
+        assert (self._last_md <= clock).all() and (self._last_dd <= clock).all()
+        assert all(md < left <= clock for side in self._md_times for stays in side for md, left in stays)
+        assert self._claim.held >= STAY_BYTES * self._stays

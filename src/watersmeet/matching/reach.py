@@ -47,9 +47,8 @@ from watersmeet.kernels.sort_keys import (
 )
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.range_lookup import RangeCodec
-from watersmeet.records.bands import BandCodec
+from watersmeet.records.bands import BandCodec, NearCodec
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.near import NearCodec
 
 _SIGN = np.int64(-(1 << 63))
 """Words of values are signed, sort keys unsigned."""

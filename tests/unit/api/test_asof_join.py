@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet as wm
-from watersmeet.records.disorder import disorder
+from watersmeet.records.asof_times import disorder
 
 
 def inputs(seed: int, rows: int = 400, nulls: float = 0.0, ties: int = 3) -> tuple[pa.Table, pa.Table]:

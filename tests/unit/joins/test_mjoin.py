@@ -17,7 +17,7 @@ from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.planner import MULTIWAY
-from watersmeet.policies.many_flush import coordinated, largest, many_flush, scattered
+from watersmeet.policies.flush import coordinated, largest, many_flush, scattered
 from watersmeet.spill.store import MemoryStore
 
 KEY = pa.schema({"v": pa.string()})

@@ -17,7 +17,7 @@ import watersmeet as wm
 from watersmeet.core.spec import JoinSpec, Near, parse_on
 from watersmeet.kernels.sort_keys import ask_under_all
 from watersmeet.matching.reach import NearKeys
-from watersmeet.records.near import NearCodec
+from watersmeet.records.bands import NearCodec
 
 DOUBLES = st.one_of(
     st.floats(-1e300, 1e300), st.integers(-40, 40).map(float), st.sampled_from([5e-324, 1e-200, 1.0, 1e200, 0.1, 0.3])

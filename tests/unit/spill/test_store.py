@@ -22,7 +22,7 @@ import pytest
 from waiting import ended
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
 from watersmeet.spill import FaultyStore, FileStore, MemoryStore, Store, StoreWriter, flip_byte, truncate_at
-from watersmeet.spill import private_directory as private
+from watersmeet.spill import file_store as private
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and locks as POSIX has them")
 

@@ -14,7 +14,7 @@ from watersmeet.core.lookup import LookupSpec
 from watersmeet.engine.lookup_answers import Asked, Index, MappedIndex, Unit
 from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.engine.lookup_shell import PAGE_BYTES
-from watersmeet.kernels import lru
+from watersmeet.kernels.counting import use_pages
 from watersmeet.relation.relation import RelationSegment, Version
 
 _FRAME_BYTES = PAGE_BYTES + 16
@@ -37,7 +37,7 @@ class PageCache:
 
     def use(self, pages: Int64) -> int:
         """Use pages, in this order; returns how many had to be read."""
-        return int(lru.touch(pages, self._frame_of, self._page_of, self._newer, self._older, self._ends))
+        return int(use_pages(pages, self._frame_of, self._page_of, self._newer, self._older, self._ends))
 
 
 class IndexNestedLoop(LookupJoin):

@@ -13,7 +13,7 @@ from watersmeet.core.errors import BudgetError
 from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.pipeline import Mark, Scope
 from watersmeet.matching.found_combinations import FIRST_RUN, places
-from watersmeet.matching.ledger_multi import apart_in_memory
+from watersmeet.matching.ledger import apart_in_memory
 from watersmeet.memory import Reservation, format_bytes
 from watersmeet.policies.probing import Step, nesting
 from watersmeet.runs.multi_catalogue import ManyRuns

@@ -16,7 +16,7 @@ from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.overflow import Overflow, pinned_order
 from watersmeet.matching.found_combinations import FIRST_RUN, places
-from watersmeet.matching.ledger_multi import VisitLedger
+from watersmeet.matching.ledger import VisitLedger
 from watersmeet.runs.multi_catalogue import ManyRun
 from watersmeet.spill.store import Store
 

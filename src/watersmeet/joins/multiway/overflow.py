@@ -10,7 +10,7 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.engine.multiway import MultiwayJoin
-from watersmeet.policies.many_flush import many_flush
+from watersmeet.policies.flush import many_flush
 from watersmeet.policies.probing import ProbingOrder
 from watersmeet.tables.multi_hash_table import ManySide
 

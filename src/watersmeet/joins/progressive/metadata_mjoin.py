@@ -24,8 +24,7 @@ from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.joins.progressive.turns import Turns
 from watersmeet.joins.progressive.xjoin import VisitStages
 from watersmeet.policies.flush import FlushPolicy
-from watersmeet.policies.purging import Goal, PurgePolicy
-from watersmeet.policies.scheduling import stream_schedule
+from watersmeet.policies.promises import Goal, PurgePolicy, stream_schedule
 from watersmeet.records.intake import Received
 from watersmeet.records.patterns import KeyPattern, read_pattern
 from watersmeet.records.punctuated import ranges_can_be_told

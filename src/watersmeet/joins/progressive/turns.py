@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
 from watersmeet.joins.progressive.promised_arrival import PromisedArrival
-from watersmeet.policies.scheduling import StreamSchedule
+from watersmeet.policies.promises import StreamSchedule
 from watersmeet.records.intake import Intake, Received
 from watersmeet.records.patterns import KeyPattern
 

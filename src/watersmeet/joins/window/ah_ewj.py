@@ -64,7 +64,7 @@ class AHEWJ(ExactWindowJoin):
 
     - Rows are looked up as they arrive, not when their block is full, so a result never waits for a block to fill.
     - Whether a row has met a block is told by the ticks at which the block came and left
-      (`matching.ledger_blocks`), not by minBN and a list that is emptied after each scan. The thesis' rules take
+      (`matching.ledger`), not by minBN and a list that is emptied after each scan. The thesis' rules take
       for granted that the frequent segment changes in scans alone; but algorithm 6 changes it at evictions, too,
       and rows that arrived before and after that would then be treated alike. It is also what lets a scan be set
       aside when rows arrive.

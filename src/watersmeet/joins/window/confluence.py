@@ -25,14 +25,13 @@ from watersmeet.engine.sizing import Sizing
 from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival
-from watersmeet.matching.debts import RunEntry
+from watersmeet.matching.debts import RunEntry, SettlingWithinWindow, WindowDebts, WithinWindow
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.owing import OwingRows
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
-from watersmeet.matching.window_debts import SettlingWithinWindow, WindowDebts, WithinWindow
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.times import FLOOR, TIME, ResultTimes, WindowCodec, WindowPlan
 from watersmeet.runs.sorted_run import let_go
@@ -81,7 +80,7 @@ class WindowConfluence(Confluence):
     Where nothing but the time tells which rows meet, rows are sorted by time in place of hashes, in memory and in runs,
     and a row looks for the times that its windows reach (`matching.time_keys`); with a band alone, by its values.
 
-    `matching.window_debts` has the argument. Times of rows, or their numbers if windows count rows, lie with the rows;
+    `matching.debts` has the argument. Times of rows, or their numbers if windows count rows, lie with the rows;
     so do their floors, which say how far a row that came late may still look back.
 
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement.

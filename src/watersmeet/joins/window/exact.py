@@ -11,7 +11,7 @@ arrival ──▶ │ fresh: have not met the other side's disk │ stale │ du
 It is put together of parts: `dumping` makes room, a `scan` brings rows and the disk together, `block_copies` keeps
 blocks in memory that are met often, `compaction` sees to it that what is on disk can be remembered. A block leaves
 memory only when its rows have met all of the other side's disk, so rows on disk never have to meet each other. Who met
-whom is for `matching.ledger_blocks` to say.
+whom is for `matching.ledger` to say.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from watersmeet.joins.window.blocks import Waits, expire_blocks, lookup_in, make
 from watersmeet.joins.window.compaction import Books
 from watersmeet.joins.window.dumping import Dumps
 from watersmeet.joins.window.scan import Scan
-from watersmeet.matching.ledger_blocks import Encounters
+from watersmeet.matching.ledger import Encounters
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.range_lookup import ChainedLookup
 from watersmeet.records.intake import Received

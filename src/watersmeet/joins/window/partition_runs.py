@@ -5,7 +5,7 @@ memory, by partitions ──flush: a whole partition──▶ run ─ run ─ ru
                                                      ╰── a cluster at a time ──▶ memory for runs read back
 ```
 
-Which pairs were found before is for `matching.ledger_runs` to say.
+Which pairs were found before is for `matching.ledger` to say.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from watersmeet.core.errors import BudgetError
 from watersmeet.joins.window.blocks import drop_oldest
-from watersmeet.matching.ledger_runs import Meetings
+from watersmeet.matching.ledger import Meetings
 from watersmeet.runs.page import Page
 from watersmeet.runs.window_runs import JOINED_BYTES
 from watersmeet.runs.window_segments import Piece

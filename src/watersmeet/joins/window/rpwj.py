@@ -70,7 +70,7 @@ class RPWJ(Operator):
       and arrivals wait for that; which is why it comes now and then, and not with every row. After it, nothing that
       is on disk has to be told apart: if there are too many runs to remember, those of a partition become one.
 
-    Which pairs were found before is for `matching.ledger_runs` to say.
+    Which pairs were found before is for `matching.ledger` to say.
 
     Different from the thesis:
 

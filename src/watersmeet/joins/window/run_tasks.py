@@ -15,7 +15,7 @@ from watersmeet.core.arrays import Bool, Int32
 from watersmeet.core.errors import BudgetError
 from watersmeet.joins.window.blocks import claim_to_restore
 from watersmeet.matching.disk_lookup import DiskIndex, DiskLookup, filter_of
-from watersmeet.matching.ledger_runs import Meetings
+from watersmeet.matching.ledger import Meetings
 from watersmeet.matching.lookup import Lookup
 from watersmeet.memory import format_bytes
 from watersmeet.runs.page import Page

@@ -1,6 +1,6 @@
 """To which group Spark sends a row: the same arithmetic as in `plan.grouping`, without Spark.
 
-Keys are brought to one type per condition, as there, and hashed as Spark hashes them (`kernels.murmur`). A join keeps
+Keys are brought to one type per condition, as there, and hashed as Spark hashes them (`kernels.hashing`). A join keeps
 no key whose value its hash tells; such keys are told back from the hashes.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.keys import KeyKind, common_key_type
 from watersmeet.core.spec import JoinSpec
-from watersmeet.kernels import hashing, murmur
+from watersmeet.kernels import hashing
 
 _CANONICAL_NAN = float("nan")
 _MOST_COMPACT = 18
@@ -45,41 +45,41 @@ class Placement:
 
     def groups(self, keys: Sequence[pa.Array], side: int, groups: int) -> Int32:
         """The group of each row, by its key columns in the types of its input."""
-        states = np.full(len(keys[0]), murmur.SEED, np.uint32)
+        states = np.full(len(keys[0]), hashing.SPARK_SEED, np.uint32)
         for key, types in zip(keys, self._types, strict=True):
             _take_in(key, types, states)
         if not self._by_id:
-            hashes, states = states.view(np.int32), np.full(len(states), murmur.SEED, np.uint32)
-            murmur.hash_ints(hashes, np.ones(len(states), np.bool_), states)
+            hashes, states = states.view(np.int32), np.full(len(states), hashing.SPARK_SEED, np.uint32)
+            hashing.spark_hash_ints(hashes, np.ones(len(states), np.bool_), states)
         found = np.empty(len(states), np.int32)
-        murmur.groups_of(states, groups, found)
+        hashing.spark_groups_of(states, groups, found)
         return found
 
 
 def _take_in(key: pa.Array, types: Sequence[pa.DataType], states: NDArray[Any]) -> None:
     """Let a key column count for the hashes of rows."""
     if any(pa.types.is_null(type_) for type_ in types):
-        murmur.hash_ints(np.zeros(len(key), np.int32), np.ones(len(key), np.bool_), states)
+        hashing.spark_hash_ints(np.zeros(len(key), np.int32), np.ones(len(key), np.bool_), states)
         return
     key = _in_common_type(key, types)
     known, type_ = _known(key), key.type
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         offsets, data = _bytes_of(key)
-        murmur.hash_strings(offsets, data, known, states)
+        hashing.spark_hash_strings(offsets, data, known, states)
     elif pa.types.is_decimal(type_) and type_.precision > _MOST_COMPACT:
         offsets, data = _big_endian(key)
-        murmur.hash_strings(offsets, data, known, states)
+        hashing.spark_hash_strings(offsets, data, known, states)
     elif pa.types.is_boolean(type_) or pa.types.is_date32(type_):
-        murmur.hash_ints(_values(key.cast(pa.int32())).astype(np.int32), known, states)
+        hashing.spark_hash_ints(_values(key.cast(pa.int32())).astype(np.int32), known, states)
     elif pa.types.is_decimal(type_):
-        murmur.hash_longs(_words_of(key)[:, 0].copy(), known, states)
+        hashing.spark_hash_longs(_words_of(key)[:, 0].copy(), known, states)
     elif pa.types.is_floating(type_):
         values = _values(key)
         values[values == 0.0] = 0.0
         values[np.isnan(values)] = _CANONICAL_NAN
-        murmur.hash_longs(values.view(np.int64), known, states)
+        hashing.spark_hash_longs(values.view(np.int64), known, states)
     else:
-        murmur.hash_longs(_values(key.cast(pa.int64())), known, states)
+        hashing.spark_hash_longs(_values(key.cast(pa.int64())), known, states)
 
 
 def _in_common_type(key: pa.Array, types: Sequence[pa.DataType]) -> pa.Array:

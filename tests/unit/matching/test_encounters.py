@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from watersmeet.matching.ledger_blocks import FOREVER, Encounters
+from watersmeet.matching.ledger import Encounters
 from watersmeet.memory import Budget
+from watersmeet.runs.presence import FOREVER
 
 
 def encounters() -> Encounters:
