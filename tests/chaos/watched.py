@@ -24,7 +24,7 @@ from pyspark import TaskContext
 
 from waiting import PATIENCE
 from watersmeet.spark.state.directory import GroupState
-from watersmeet.spark.state.relation_versions import BatchVersions
+from watersmeet.spark.task.lookup_task import BatchVersions
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -28,9 +28,9 @@ from watersmeet.records.times import NEVER
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.io.watch import Watch
 from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.rebalance.master_task import RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad
 from watersmeet.spark.rebalance.routing import Home, HotKey, Routing
-from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.watermarks import Marks

@@ -27,10 +27,9 @@ from watersmeet.records.times import WindowCodec, WindowPlan
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.rebalance import master_task, slot_task
-from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import KINDS, NEITHER, Home, HotKey, Routing
-from watersmeet.spark.rebalance.routing_files import RoutingFiles
 from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.files import read_json

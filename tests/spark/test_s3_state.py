@@ -20,10 +20,9 @@ from spark.frames import random_frames
 from spark.test_streams import Streams
 from watersmeet.core.errors import SnapshotError, SpillError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.spark.offline.opened import OpenedState
+from watersmeet.spark.offline.opened import OpenedState, verify
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.offline.verifying import verify
 from watersmeet.spark.state import directory as state_directory
 from watersmeet.spark.state import lineage, s3
 from watersmeet.spark.state.files import publish

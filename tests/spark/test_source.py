@@ -26,8 +26,7 @@ from spark.frames import rows_in, rows_of
 from watersmeet.core.errors import SourceError, SpecError
 from watersmeet.sources.pace import ENDLESS, Pace
 from watersmeet.spark import register
-from watersmeet.spark.io.source import EVENT, ReplayedTable, ReplayReader
-from watersmeet.spark.io.source_options import SourceOptions
+from watersmeet.spark.io.source import EVENT, ReplayedTable, ReplayReader, SourceOptions
 from watersmeet.spark.plan.types import spark_schema
 
 ROWS = 2500

@@ -21,7 +21,7 @@ from watersmeet.checks.windows import WindowCase, make_window_case
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.planner import WINDOW_ALGORITHMS
-from watersmeet.spark.rebalance import routing_files
+from watersmeet.spark.rebalance import master_task
 from watersmeet.spark.state import directory as state_directory
 from watersmeet.spark.state import store as versioned_store
 from watersmeet.spark.state import watermarks as marks
@@ -139,7 +139,7 @@ def killed_after(writes: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_store._FileWriter, "commit", count_down(file_store._FileWriter.commit))
-        for module in (state_directory, marks, routing_files):
+        for module in (state_directory, marks, master_task):
             patch.setattr(module, "publish", count_down(module.publish))
         patch.setattr(versioned_store.VersionedStore, "abandon", lambda self: None)
         yield

@@ -46,8 +46,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from watersmeet.spark.offline.opened import OpenedState
-    from watersmeet.spark.offline.showing import figures
+    from watersmeet.spark.offline.opened import OpenedState, figures
 
     found = figures(OpenedState(args.directory))
     if args.json:
@@ -148,8 +147,7 @@ def _read(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from watersmeet.memory import format_bytes
-    from watersmeet.spark.offline.opened import OpenedState
-    from watersmeet.spark.offline.verifying import verify
+    from watersmeet.spark.offline.opened import OpenedState, verify
 
     found = verify(OpenedState(args.directory), _progress(args, "checked"))
     for sentence in found.damaged:

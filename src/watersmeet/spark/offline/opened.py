@@ -1,26 +1,47 @@
-"""A state directory, opened by somebody who is not the query: whose it is, and each group's operator as of a batch."""
+"""A state directory, opened by somebody who is not the query: whose it is, and each group's operator as of a batch;
+what it holds, as figures; and every checksum of it, checked: what is damaged or missing is named, and nothing is
+changed.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from watersmeet import planner
-from watersmeet.core.errors import SegmentError, SnapshotError, SpecError
+from watersmeet.core.errors import SegmentError, SnapshotError, SpecError, SpillError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.confluence import Confluence
 from watersmeet.records.keys import KeyCodec
+from watersmeet.runs.matched_bits import check_bits
+from watersmeet.runs.sorted_run import SortedRun, let_go
+from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.plan.described import options_of, spec_of
-from watersmeet.spark.state.directory import FORMAT, Batch, GroupState, group_name, group_number, manifests
+from watersmeet.spark.state.directory import (
+    FORMAT,
+    RESULTS,
+    ROWS,
+    SEGMENTS,
+    Batch,
+    GroupState,
+    group_name,
+    group_number,
+    manifests,
+)
 from watersmeet.spark.state.files import names_in, read_json
 from watersmeet.spark.state.lineage import Lineage, known_runs
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
 from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spill.segment import Segment
+from watersmeet.spill.store import Store
 
 MEMORY = 64 << 20
 """For an operator that is opened to be looked into; it holds little, for its rows are mapped."""
@@ -175,3 +196,200 @@ class OpenedState:
                 f"{self.path} is the state of a wms.{self.verb} by {self.algorithm!r}, whose rows cannot be read from "
                 f"outside; those of wms.join and wms.window_join by 'confluence' on equalities and bands can"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """A group after the last batch in which it had rows."""
+
+    number: int
+    batch: int
+    rows: tuple[int, ...] | None
+    """Of each side; None where that cannot be told without its rows being read."""
+    nbytes: int
+    runs: int
+    """Segments that it consists of."""
+
+
+def figures(state: OpenedState) -> dict[str, Any]:
+    """All there is to be told of a state."""
+    view = StateView(state.place)
+    batches = state.batches()
+    groups = [_group(state, version) for version in state.versions()]
+    rows = [group.rows for group in groups if group.rows is not None]
+    reached = view.reached(batches[-1]) if batches else None
+    described: dict[str, Any] = state.owner.get("described") or {}
+    return {
+        "place": str(state.path),
+        "verb": described.get("verb"),
+        "algorithm": described.get("algorithm"),
+        "inputs": [{"name": each["name"], "columns": each["columns"]} for each in described.get("inputs", ())],
+        "on": _conditions(described),
+        "how": described.get("how"),
+        "query": state.owner["query"],
+        "format": state.owner["format"],
+        "version": state.owner.get("version"),
+        "runs of the query": len(state.lineage.runs),
+        "batches": {"kept from": batches[0], "last": batches[-1]} if batches else None,
+        "groups": state.groups,
+        "rows": [sum(each) for each in zip(*rows, strict=True)] if rows else None,
+        "bytes": sum(group.nbytes for group in groups),
+        "files": sum(len(names_in(state.group_path(number))) for number in state.group_numbers()),
+        "watermarks": None if reached is None else list(reached),
+        "dated": view.dated,
+        "hot keys": view.extras().get("hot", []),
+        "by group": [
+            {"group": each.number, "batch": each.batch, "rows": each.rows, "bytes": each.nbytes, "runs": each.runs}
+            for each in groups
+        ],
+    }
+
+
+def _conditions(described: dict[str, Any]) -> list[str]:
+    found = []
+    for each in described.get("on", ()):
+        if "width" in each:
+            width = each["width"]["value"] if isinstance(each["width"], dict) else each["width"]
+            found.append(f"|{each['left']} - {each['right']}| <= {width}")
+        else:
+            found.append(f"{each['left']} = {each['right']}")
+    return found
+
+
+def _group(state: OpenedState, version: Version) -> GroupFigures:
+    files: dict[str, Any] = version.manifest["files"]
+    rows = tuple(version.manifest[ROWS]) if ROWS in version.manifest else _counted(state, version)
+    nbytes = sum(nbytes for _, nbytes, _ in files.values())
+    return GroupFigures(version.group, version.batch, rows, nbytes, len(version.manifest[SEGMENTS]))
+
+
+def _counted(state: OpenedState, version: Version) -> tuple[int, ...] | None:
+    """Rows of each side, where runs tell: of state that is elsewhere, all of them would have to be fetched."""
+    described = state.owner.get("described")
+    timed = described is not None and described["verb"] in ("window_join", "parallel_join")
+    if not timed or not isinstance(state.path, Path):
+        return None
+    if not issubclass(state.kind, Confluence):
+        return None
+    try:
+        join = state.open(version)
+    except (SegmentError, SnapshotError):
+        return None
+    if join is None:
+        return 0, 0
+    try:
+        return tuple(sum(run.rows for run in runs) for runs in join.runs)
+    finally:
+        join.close()
+
+
+_RUN = b"watersmeet sorted run"
+_SEGMENT = b"watersmeet segment"
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was found."""
+
+    files: int = 0
+    nbytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+    """A sentence for each file that is not what was written."""
+    left_over: list[str] = field(default_factory=list)
+    """Directories that no version needs, of a division that was killed."""
+
+
+def verify(state: OpenedState, told: Callable[[int, int], None] | None = None) -> Verified:
+    """Check all small files, and all segments that a version of a group names.
+
+    :param told: is given the number of groups that are done, and of all.
+    """
+    found = Verified()
+    for directory in ("runs", "versions", "marks", "routing"):
+        for path in _small_files(state, directory):
+            _check(found, partial(read_json, path))
+    batches = state.batches()
+    for number in batches:
+        _check(found, partial(_check_mark, state, number))
+    for name in names_in(state.path):
+        if name.startswith("group-") and group_number(name, state.division) is None:
+            found.left_over.append(str(state.path / name))
+    numbers = state.group_numbers()
+    for done, number in enumerate(numbers):
+        if batches:
+            _check(found, state.group_state(number, batches[-1]).latest)
+        _verify_group(state, number, found)
+        if told is not None:
+            told(done + 1, len(numbers))
+    return found
+
+
+def _check_mark(state: OpenedState, number: int) -> None:
+    """The run that has begun a batch must be known."""
+    mark = state.path / "batches" / f"{number:012d}"
+    run = mark.read_text().partition(" ")[0]
+    if run not in (each for each, _ in state.lineage.runs):
+        raise SnapshotError(
+            f"{mark} says that run {run} has begun the batch, and {state.path / 'runs'} does not know it; put back the "
+            f"file of that run"
+        )
+
+
+def _small_files(state: OpenedState, directory: str) -> Iterator[Any]:
+    if not (state.path / directory).exists():
+        return
+    for name in names_in(state.path / directory):
+        if name.isdigit() or name.startswith(("known-", "routing-", "version-")):
+            yield state.path / directory / name
+
+
+def _verify_group(state: OpenedState, number: int, found: Verified) -> None:
+    path = state.group_path(number)
+    seen = set[str]()
+    for batch, name in manifests(names_in(path), state.lineage).items():
+        manifest = _check(found, partial(read_json, path / name))
+        if manifest is None:
+            continue
+        store = state.store(Version(number, batch, manifest))
+        for segment, (file, nbytes, _) in manifest["files"].items():
+            if file not in seen:
+                seen.add(file)
+                _check(found, partial(_check_content, store, segment))
+                found.nbytes += nbytes
+        for file in manifest.get(RESULTS, ()):
+            if file not in seen and file in names_in(path):  # they go when the batch is over
+                seen.add(file)
+                _check(found, partial(_check_content, store.group.store, file))
+
+
+def _check(found: Verified, check: Callable[[], Any]) -> Any:
+    """What a check gives; None if it finds damage, which is noted."""
+    found.files += 1
+    try:
+        return check()
+    except (SegmentError, SnapshotError, SpillError) as error:
+        found.damaged.append(str(error))
+    return None
+
+
+def _check_content(store: VersionedStore | Store, name: str) -> None:
+    """Read a segment through; an error if it is not what was written."""
+    buffer: pa.Buffer = store.open(name)
+    begins = buffer.slice(0, min(64, buffer.size)).to_pybytes()
+    try:
+        if begins.startswith(_RUN):
+            run = SortedRun(store, name, ())
+            run.check_hashes(0, run.rows)
+            run.check_all_blocks()
+            let_go([run])
+        elif begins.startswith(_SEGMENT):
+            segment = Segment.open(store, name)
+            for page in range(segment.pages):
+                segment.read_page(page)
+            for array in segment.arrays:
+                segment.array(array)
+            segment.close()
+        else:
+            check_bits(name, buffer)
+    except SegmentError as error:
+        raise (store.named(error) if isinstance(store, VersionedStore) else error) from error

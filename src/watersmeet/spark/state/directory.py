@@ -6,7 +6,7 @@ state/
   runs/000001                       the second start of the query, and the batch it began with
   batches/000000000012              batch 12 has begun; says in which run of the query
   marks/                            of a window join: the times that its inputs have reached (see `watermarks`)
-  routing/                          of a parallel join: which slot has which group (see `routing_files`)
+  routing/                          of a parallel join: which slot has which group (see `master_task`)
   group-0003/                       group-5f0c77a1-0003 once the keys were divided into another number of groups
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
     operator-12-77a1c2d3-5f0c-0     a segment, written once
