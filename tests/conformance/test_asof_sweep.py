@@ -12,11 +12,10 @@ import pytest
 from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Status
 from watersmeet.core.spec import parse_on
-from watersmeet.joins.asof import sweep
+from watersmeet.joins.asof import right_side
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.asof.left_rows import LeftRows
-from watersmeet.joins.asof.right_side import RightSide
-from watersmeet.joins.asof.sweep import Sweep
+from watersmeet.joins.asof.right_side import RightSide, Sweep
 from watersmeet.matching.nearest import Forgetting
 from watersmeet.records.asof_times import AsofCodec
 from watersmeet.records.bands import HIGHEST, LOWEST
@@ -34,7 +33,7 @@ def slots_outlive_their_rows(self: Sweep) -> None:
     real_clear(self)
     if kept[1] is not None:
         self._slots, self._state = kept
-        self._state[sweep.AT] = 0
+        self._state[right_side.AT] = 0
 
 
 def whoever_comes_is_not_before_what_was_reached(self: RightSide, forgetting: Forgetting) -> Any:
@@ -53,7 +52,7 @@ def _restored(self: RightSide, forgetting: Forgetting, bound: int) -> Any:
 
 def only_slots_are_kept(self: Sweep) -> Any:
     """Rows that nobody has passed yet are lost."""
-    return real_kept(self)[: int(self._state[sweep.USED])]
+    return real_kept(self)[: int(self._state[right_side.USED])]
 
 
 def disk_is_forgotten(self: AsofJoin) -> bool:

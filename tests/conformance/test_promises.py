@@ -18,8 +18,8 @@ from watersmeet.checks.promised_cases import make_promised_case
 from watersmeet.joins.progressive.disk_visits import Visits
 from watersmeet.joins.progressive.knowledge import Knowledge
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
+from watersmeet.joins.progressive.promised_arrival import Turns
 from watersmeet.joins.progressive.promised_rows import PromisedRows
-from watersmeet.joins.progressive.turns import Turns
 from watersmeet.records.punctuated import WordRange
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -16,7 +16,7 @@ from watersmeet.memory import PooledBudget, Share
 from watersmeet.records import split
 from watersmeet.records.plan import RowPlan
 from watersmeet.records.split import Piece, Portion, Splitter
-from watersmeet.tables.shared_memtable import SharedMemtable
+from watersmeet.tables.memtables import SharedMemtable
 
 CASES = 100
 PROMPT = 0.004

@@ -24,7 +24,7 @@ from watersmeet.matching.owing import OwingRows
 from watersmeet.policies.settling import Settling
 from watersmeet.records.times import Timing
 from watersmeet.spill.store import MemoryStore
-from watersmeet.tables.window_memtable import WindowMemtable
+from watersmeet.tables.memtables import WindowMemtable
 
 CASES = 60
 TIGHT = {"floor": 0, "fan_in": 3}

@@ -10,7 +10,7 @@ import pytest
 from watersmeet.checks import ConformanceError
 from watersmeet.checks.windows import conform_windows
 from watersmeet.joins.window.ah_ewj import Shares
-from watersmeet.joins.window.compaction import Books
+from watersmeet.joins.window.dumping import Books
 from watersmeet.joins.window.ewj import Thresholds
 from watersmeet.matching.ledger import Encounters, Meetings
 from watersmeet.planner import WINDOW_ALGORITHMS

@@ -13,8 +13,7 @@ from live.runs import history
 from watersmeet.core.report import BatchFigures, Lateness, LookupFigures, PromiseFigures
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
-from watersmeet.live.board import ShownRun
-from watersmeet.live.metrics import METRICS, exposition
+from watersmeet.live.board import METRICS, ShownRun, exposition
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 LINE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (-?[0-9.e+-]+)')

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import pyarrow as pa
 
 from watersmeet.api.explanation import Choice, Explanation
-from watersmeet.api.notebook import follower
 from watersmeet.core.errors import BudgetError, SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
+from watersmeet.drivers.drawing import follower
 from watersmeet.drivers.inbox import MAX_ROWS
 from watersmeet.drivers.live import LiveOperator, LiveRun, queue_bytes
 from watersmeet.drivers.progress import Progress

@@ -29,7 +29,7 @@ from watersmeet.records.split import (
     portion_of,
 )
 from watersmeet.spill.store import Store
-from watersmeet.tables.shared_memtable import SharedMemtable
+from watersmeet.tables.memtables import SharedMemtable
 
 Mail: TypeAlias = "tuple[int, Piece] | Stall | End | None"
 """Rows of an input, an event, or the end of a silence."""

@@ -24,8 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from watersmeet.live import html
-from watersmeet.live.board import Board, Reader
-from watersmeet.live.metrics import CONTENT_TYPE, exposition
+from watersmeet.live.board import CONTENT_TYPE, Board, Reader, exposition
 
 EVERY = 0.1
 """Seconds between two looks at what is new."""

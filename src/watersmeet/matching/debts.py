@@ -35,7 +35,7 @@ from watersmeet.records.times import TIME, Timing
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.runs.spine import oldest_to_merge
 from watersmeet.tables.memtable import Memtable
-from watersmeet.tables.window_memtable import WindowMemtable
+from watersmeet.tables.memtables import WindowMemtable
 
 _NEVER = 1 << 62
 

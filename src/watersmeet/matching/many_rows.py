@@ -20,7 +20,7 @@ from watersmeet.runs.run_set import RunSet, RunSets
 from watersmeet.runs.sorted_run import SortedRun, check_forward, let_go_of, mapped_places
 from watersmeet.runs.stretches import Stretches, StringRoom, TakenStrings
 from watersmeet.tables.hash_table import Probe
-from watersmeet.tables.many_memtable import ManyMemtable, OrderedProbe
+from watersmeet.tables.memtables import ManyMemtable, OrderedProbe
 
 _HASH_BYTES = 8
 _ENTRY_BYTES = 16

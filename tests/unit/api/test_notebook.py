@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
-from watersmeet.api import notebook
 from watersmeet.core import html
+from watersmeet.drivers import drawing
 from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
 from watersmeet.sources.schedules import Schedule, poisson
@@ -110,11 +110,11 @@ def test_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
             return object()
 
     monkeypatch.setitem(sys.modules, "IPython", IPython)  # type: ignore[arg-type]
-    assert notebook.follower(History()) is None
+    assert drawing.follower(History()) is None
 
 
 def test_short_joins_show_nothing() -> None:
-    follow = notebook.Follower(History(), lambda *_, **__: pytest.fail("shown"))
+    follow = drawing.Follower(History(), lambda *_, **__: pytest.fail("shown"))
     follow(Progress(("a", "b"), (1, 1), elapsed=0.1))
     follow(Progress(("a", "b"), (1, 1), elapsed=0.9, done=True))
     follow.close()

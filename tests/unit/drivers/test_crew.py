@@ -25,7 +25,7 @@ from watersmeet.drivers.inbox import Bell
 from watersmeet.joins.shard import Shard
 from watersmeet.joins.sharded import Sharded
 from watersmeet.records.split import portion_of
-from watersmeet.tables.shared_memtable import SharedMemtable
+from watersmeet.tables.memtables import SharedMemtable
 
 RESULT = pa.record_batch({"id": [1]})
 

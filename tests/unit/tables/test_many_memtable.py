@@ -10,7 +10,7 @@ from watersmeet.runs.flush import write_run
 from watersmeet.runs.run_set import RunSet, RunSets, SetMerge
 from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.hash_table import Layout
-from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
+from watersmeet.tables.memtables import ManyMemtable, hash_columns
 
 
 def filled(rows: int, seed: int, budget: Budget) -> tuple[ManyMemtable, list[np.ndarray]]:

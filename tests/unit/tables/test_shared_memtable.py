@@ -14,7 +14,7 @@ from watersmeet.memory import Budget
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.split import Piece, Portion, Shared, Shelf, Splitter
 from watersmeet.tables.hash_table import Layout
-from watersmeet.tables.shared_memtable import SharedMemtable
+from watersmeet.tables.memtables import SharedMemtable
 
 SCHEMA = pa.schema({"id": pa.int64(), "note": pa.string(), "ok": pa.bool_()})
 SPEC = JoinSpec(SCHEMA, SCHEMA, parse_on("id"))

@@ -405,7 +405,7 @@ class AsofJoin(RoomFirst, Operator):
     # --- settling ---
 
     def begin_settlement(self) -> tuple[bool, RightRows]:
-        """Whether left rows can be looked up in one pass, see `joins.asof.sweep`; and right rows to be looked up."""
+        """Whether left rows can be looked up in one pass, see `Sweep`; and right rows to be looked up."""
         self.events["settled"] += 1
         sweeps = self._can_sweep()
         if sweeps:

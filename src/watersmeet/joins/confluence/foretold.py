@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Numbers, Uint64
 from watersmeet.engine.tracked_arrival import TrackedArrival
-from watersmeet.joins.progressive.keyed_arrival import KeyedArrival
 from watersmeet.joins.progressive.knowledge import Knowledge
+from watersmeet.joins.progressive.promised_arrival import KeyedArrival
 from watersmeet.matching.unmatched import Scan, Unmatched, UnmatchedTask, all_of, among, only
 from watersmeet.memory import Budget
 from watersmeet.records.patterns import KeyPattern, plain_array, read_pattern

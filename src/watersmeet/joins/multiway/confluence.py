@@ -36,7 +36,7 @@ from watersmeet.runs.run_set import RunSets
 from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
-from watersmeet.tables.many_memtable import ManyMemtable, hash_columns
+from watersmeet.tables.memtables import ManyMemtable, hash_columns
 
 _BUFFER_SHARE = 32
 _FLOOR = 6 << 20

@@ -9,7 +9,7 @@ from watersmeet.engine.merging import MergeTask
 from watersmeet.runs.flush import write_run
 from watersmeet.runs.run_set import RunSet, SetMerge
 from watersmeet.runs.sorted_run import SortedRun, let_go
-from watersmeet.tables.many_memtable import ManyMemtable
+from watersmeet.tables.memtables import ManyMemtable
 
 if TYPE_CHECKING:
     from watersmeet.joins.multiway.confluence import ManyConfluence

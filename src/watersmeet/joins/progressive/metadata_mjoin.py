@@ -16,12 +16,10 @@ from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.progressive.knowledge import Knowledge
-from watersmeet.joins.progressive.promised_arrival import PromisedArrival
+from watersmeet.joins.progressive.knowledge import Knowledge, Propagation
+from watersmeet.joins.progressive.promised_arrival import PromisedArrival, Turns
 from watersmeet.joins.progressive.promised_rows import PromisedRows
-from watersmeet.joins.progressive.propagation import Propagation
 from watersmeet.joins.progressive.spilling import SpillingJoin
-from watersmeet.joins.progressive.turns import Turns
 from watersmeet.joins.progressive.xjoin import VisitStages
 from watersmeet.policies.flush import FlushPolicy
 from watersmeet.policies.promises import Goal, PurgePolicy, stream_schedule

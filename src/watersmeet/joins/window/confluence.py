@@ -38,7 +38,7 @@ from watersmeet.runs.sorted_run import let_go
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
 from watersmeet.tables.memtable_index import HashIndex, RangeIndex
-from watersmeet.tables.window_memtable import WindowMemtable
+from watersmeet.tables.memtables import WindowMemtable
 
 _EXPIRED = 2
 """Expired rows leave memory when they are so many: one in two. Until then nobody asks for them, and those that stay

@@ -8,10 +8,10 @@ arrival ──▶ │ fresh: have not met the other side's disk │ stale │ du
                     the other side's absent blocks          one segment of many blocks
 ```
 
-It is put together of parts: `dumping` makes room, a `scan` brings rows and the disk together, `block_copies` keeps
-blocks in memory that are met often, `compaction` sees to it that what is on disk can be remembered. A block leaves
-memory only when its rows have met all of the other side's disk, so rows on disk never have to meet each other. Who met
-whom is for `matching.ledger` to say.
+It is put together of parts: `dumping` makes room, and sees to it that what is on disk can be remembered, a `scan`
+brings rows and the disk together, `block_copies` keeps blocks in memory that are met often. A block leaves memory only
+when its rows have met all of the other side's disk, so rows on disk never have to meet each other. Who met whom is for
+`matching.ledger` to say.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.window.block_copies import Copies, load_block
 from watersmeet.joins.window.blocks import Waits, expire_blocks, lookup_in, make_disks, make_table
-from watersmeet.joins.window.compaction import Books
-from watersmeet.joins.window.dumping import Dumps
+from watersmeet.joins.window.dumping import Books, Dumps
 from watersmeet.joins.window.scan import Scan
 from watersmeet.matching.ledger import Encounters
 from watersmeet.matching.lookup import Lookup
