@@ -24,10 +24,9 @@ from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
-from watersmeet.joins.asof.arrival import AsofArrival
-from watersmeet.joins.asof.disk import LEAST_RUNS, RUN_BYTES, Disk
 from watersmeet.joins.asof.left_rows import LeftRows, LeftRun
 from watersmeet.joins.asof.right_side import RightSide
+from watersmeet.joins.asof.sides import LEAST_RUNS, RUN_BYTES, AsofArrival, Disk
 from watersmeet.kernels.asof import NOBODY, WAITS
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.nearest import Forgetting, Nearest, Nulls, RightRows, Wanted

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Bool, Int32, Int64
-from watersmeet.joins.asof.disk import Disk
+from watersmeet.joins.asof.sides import Disk
 from watersmeet.kernels.radix import sorted_order
 from watersmeet.records.bands import HIGHEST, LOWEST
 from watersmeet.runs.sorted_run import SortedRun, let_go

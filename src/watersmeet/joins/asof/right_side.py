@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from watersmeet.core.arrays import Bytes, Int32, Int64, Uint64
-from watersmeet.joins.asof.disk import Disk
+from watersmeet.joins.asof.sides import Disk
 from watersmeet.kernels.asof import ascends, fill_slots, sweep
 from watersmeet.matching.nearest import Forgetting, Nulls, RightRows, TimedOrder
 from watersmeet.records.asof_times import TIME

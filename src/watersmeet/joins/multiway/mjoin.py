@@ -14,7 +14,7 @@ from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.multiway.overflow import Overflow, pinned_order
+from watersmeet.joins.multiway.flushing import Overflow, pinned_order
 from watersmeet.matching.found_combinations import FIRST_RUN, places
 from watersmeet.matching.ledger import VisitLedger
 from watersmeet.runs.multi_catalogue import ManyRun

@@ -19,7 +19,7 @@ from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.multiway.overflow import Overflow, pinned_order
+from watersmeet.joins.multiway.flushing import Overflow, pinned_order
 from watersmeet.matching.multi_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
 from watersmeet.records.plan import RowPlan
 from watersmeet.spill.store import Store
