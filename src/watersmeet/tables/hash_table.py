@@ -22,15 +22,13 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import hash_index
 from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool
-from watersmeet.records.columns import Column, estimated_width, make_column
+from watersmeet.records.columns import estimated_width
 from watersmeet.tables.blocks import StoredRows
 
 ENTRY_BYTES = 24
 """Of each row, beyond its columns: hash, link, arrival tick."""
 _MORE_ENTRY_BYTES = 16
 """Of each row in every index beyond the first: hash, link."""
-_MOST_ROWS = 2**31 - 2
 _FIRST_BUCKETS = 16
 
 
@@ -129,31 +127,17 @@ class SideTable(StoredRows):
         """`more_bytes` of each row are counted beyond its columns and its entries in the indexes, of which the first is
         built here. With `by_hash` the partition of a row is that of its hash; without, it is whatever the caller says.
         """
-        self.layout = layout
+        partitions = layout.partitions
+        owners = None if self.values_by_block else partitions
+        super().__init__(types, budget, layout, name, row_bytes(types, indexes) + more_bytes, owners)
         self._by_hash = by_hash
-        self.types = tuple(types)
-        self.row_bytes = row_bytes(types, indexes) + more_bytes
-        self.rows = 0
-        partitions, block_rows = layout.partitions, layout.block_rows
-        block_bytes = block_rows * self.row_bytes
-        blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
-        capacity = blocks * block_rows
         self._step = 2 * indexes
-        self._entries = Arena(np.int64, self._step * capacity)
-        self._ticks = Arena(np.int64, capacity)
-        self._blocks = Pool(block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
-        # Longer strings need adjoining chunks beyond all used ones: address space is cheap, so there is plenty.
-        strings = budget.reservation(f"{name} strings")
-        owners = blocks if self.values_by_block else partitions
-        self._heap = Heap((16 if self.values_by_block else 4) * budget.total, layout.chunk_bytes, owners, strings)
-        objects = budget.reservation(f"{name} nested values")
-        self._columns: list[Column] = [make_column(type_, capacity, owners, self._heap, objects) for type_ in types]
-        self._has_strings = any(column.in_heap for column in self._columns)
+        self._entries = self._arena(np.int64, self._step)
         self._tails = np.full(partitions, -1, np.int32)
         self._used = np.zeros(partitions, np.int32)
         self._counts = np.zeros(partitions, np.int32)
-        self._filled = np.zeros(blocks, np.int32)
-        self._first_ordinals = np.full(blocks, -1, np.int64)
+        self._filled = np.zeros(self._most_blocks, np.int32)
+        self._first_ordinals = np.full(self._most_blocks, -1, np.int64)
         self._owned: list[list[int]] = [[] for _ in range(partitions)]
         self._index_claim = budget.reservation(f"{name} index")
         self._buckets = layout.first_buckets
@@ -173,12 +157,7 @@ class SideTable(StoredRows):
         needed = hash_index.blocks_needed(parts, self._tails, self._used, self.layout.block_rows, self._counts)
         if not self._blocks.reserve(int(needed)):
             return False
-        owners = self._future_owners(parts)
-        lengths = np.zeros(len(parts), np.int64)
-        claimed = all(
-            column.reserve(array, owners, lengths) for column, array in zip(self._columns, columns, strict=True)
-        )
-        return claimed and (not self._has_strings or self._heap.reserve(lengths, owners))
+        return self._reserve_values(columns, self._future_owners(parts))
 
     def _future_owners(self, parts: Int32) -> Int32:
         """To what the values of new rows will belong; blocks for them are reserved."""
@@ -382,13 +361,6 @@ class SideTable(StoredRows):
         self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
         self._relink(part)
         self._keep_values(part, self.rows_of(part))
-
-    def _release_blocks(self, first: int, beyond: int) -> None:
-        start, stop = first * self.layout.block_rows, beyond * self.layout.block_rows
-        self._entries.release(self._step * start, self._step * stop)
-        self._ticks.release(start, stop)
-        for column in self._columns:
-            column.release(start, stop)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -23,7 +23,6 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import hash_index
 from watersmeet.kernels.gather import scatter
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena
 from watersmeet.tables.hash_table import Layout, SideTable
 
 _LEAST_CHUNK = 256
@@ -53,8 +52,8 @@ class PurgeableTable(SideTable):
         chunk = max(_LEAST_CHUNK, min(layout.chunk_bytes, _CHUNK_BYTES_A_ROW * layout.block_rows))
         fine = replace(layout, chunk_bytes=1 << (chunk.bit_length() - 1))
         super().__init__(types, budget, fine, name, DEAD_BYTES)
-        self._dead = Arena(np.uint8, self._blocks.slots * layout.block_rows)
-        self._dead_rows = np.zeros(self._blocks.slots, np.int32)
+        self._dead = self._arena(np.uint8)
+        self._dead_rows = np.zeros(self._most_blocks, np.int32)
         self._moved = np.zeros(layout.partitions, np.bool_)
         self._newest = np.zeros(layout.partitions, np.int64)
 
@@ -168,10 +167,6 @@ class PurgeableTable(SideTable):
         rows = self.rows_of(part)
         parts = np.full(len(rows), part, np.int32)
         hash_index.link_rows(self.hashes(rows), parts, rows, self._entries.array, self._heads, self._buckets)
-
-    def _release_blocks(self, first: int, beyond: int) -> None:
-        super()._release_blocks(first, beyond)
-        self._dead.release(first * self.layout.block_rows, beyond * self.layout.block_rows)
 
     def check(self) -> None:
         """Assert the invariants."""

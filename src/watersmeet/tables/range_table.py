@@ -22,8 +22,7 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import sorted_runs
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool
-from watersmeet.records.columns import Column, estimated_width, make_column
+from watersmeet.records.columns import estimated_width
 from watersmeet.records.plan import value_widths
 from watersmeet.tables.blocks import StoredRows
 from watersmeet.tables.hash_table import Layout
@@ -31,7 +30,6 @@ from watersmeet.tables.hash_table import Layout
 _FIXED_BYTES = 17 + sorted_runs.ENTRY_BYTES
 """Of each row, beyond its columns: word, arrival tick, join bit, and its place in the index."""
 _TAG_BYTES = 8
-_MOST_ROWS = 2**31 - 2
 _NONE = np.zeros(0, np.int64)
 _BLOCKS = 40
 _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 8, 65_536
@@ -106,32 +104,19 @@ class SortedSide(StoredRows):
         sorted_late: bool = False,
         more_indexes: int = 0,
     ) -> None:
+        super().__init__(
+            types, budget, layout, name, sorted_row_bytes(types, tagged, more_indexes) + from_disk * _TAG_BYTES
+        )
         self._sorted_late = sorted_late
-        self.layout = layout
-        self.types = tuple(types)
-        self.row_bytes = sorted_row_bytes(types, tagged, more_indexes) + from_disk * _TAG_BYTES
-        self.rows = 0
         self.index = SortedRuns()
         self.run_lengths: list[int] | None = None
         """In which runs `fit_index` is to build the index; None: one."""
-        block_rows = layout.block_rows
-        block_bytes = block_rows * self.row_bytes
-        blocks = min(max(1, budget.total // block_bytes), _MOST_ROWS // block_rows)
-        capacity = blocks * block_rows
-        self._words = Arena(np.int64, capacity)
-        self._ticks = Arena(np.int64, capacity)
-        self._joined = Arena(np.uint8, capacity)
-        self._tags = Arena(np.int64, capacity) if tagged else None
-        self._departed = Arena(np.int64, capacity) if from_disk else None
-        self._claims = [budget.reservation(f"{name} {what}") for what in ("blocks", "strings", "nested values")]
-        self._blocks = Pool(block_bytes, blocks, self._claims[0], self._release_blocks)
-        # Longer strings need adjoining chunks beyond all used ones, also when rows move: address space is cheap.
-        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._claims[1])
-        self._columns: list[Column] = [
-            make_column(type_, capacity, blocks, self._heap, self._claims[2]) for type_ in types
-        ]
+        self._words = self._arena(np.int64)
+        self._joined = self._arena(np.uint8)
+        self._tags = self._arena(np.int64) if tagged else None
+        self._departed = self._arena(np.int64) if from_disk else None
         self._order: list[int] = []
-        self._filled = np.zeros(blocks, np.int64)
+        self._filled = np.zeros(self._most_blocks, np.int64)
 
     # --- what a progressive join and its snapshots ask of any table ---
 
@@ -161,11 +146,7 @@ class SortedSide(StoredRows):
         needed = -(-max(0, len(parts) - self._room) // self.layout.block_rows)
         if not self._blocks.reserve(needed):
             return False
-        owners = self._owners(len(parts))
-        lengths = np.zeros(len(parts), np.int64)
-        return all(
-            column.reserve(array, owners, lengths) for column, array in zip(self._columns, columns, strict=True)
-        ) and self._heap.reserve(lengths, owners)
+        return self._reserve_values(columns, self._owners(len(parts)))
 
     @property
     def _room(self) -> int:
@@ -321,14 +302,6 @@ class SortedSide(StoredRows):
         for block in blocks:
             self._filled[block] = 0
             self._drop_values(block)
-
-    def _release_blocks(self, first: int, beyond: int) -> None:
-        start, stop = first * self.layout.block_rows, beyond * self.layout.block_rows
-        for arena in (self._words, self._ticks, self._joined, self._tags, self._departed):
-            if arena is not None:
-                arena.release(start, stop)
-        for column in self._columns:
-            column.release(start, stop)
 
     # --- rows looked at ---
 

@@ -23,15 +23,14 @@ from watersmeet.core.arrays import Int32, Int64
 from watersmeet.kernels import hash_index, window_index
 from watersmeet.kernels.window_index import WORDS
 from watersmeet.memory import Budget
-from watersmeet.records.arena import Arena, Heap, Pool
-from watersmeet.records.columns import Column, estimated_width, make_column
+from watersmeet.records.columns import BytesColumn, ObjectColumn, estimated_width
 from watersmeet.records.times import FIRST_PAYLOAD, FLOOR, TIME
+from watersmeet.tables.blocks import StoredRows
 from watersmeet.tables.hash_table import Layout, Probe
 
 ENTRY_BYTES = 8 * WORDS + 8
 """Of each row, beyond its columns: hash, link, time, floor, arrival tick."""
 NOT_ON_DISK = -1
-_MOST_ROWS = 2**31 - 2
 _MOST_BIRTHS = 2**31 - 2
 _HEAD_BYTES = 8
 _LATEST, _EARLIEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -55,29 +54,16 @@ class WindowProbe(Probe):
     least_ahead: int = 0
 
 
-class WindowTable:
+class WindowTable(StoredRows):
     """Rows by number, in blocks, with a hash index. `reserve` claims all memory that `append` will need."""
 
     def __init__(self, types: Sequence[pa.DataType], budget: Budget, layout: Layout, name: str) -> None:
-        self.layout = layout
+        super().__init__(types[FIRST_PAYLOAD:], budget, layout, name, window_row_bytes(types))
         self.types = tuple(types)
-        self.row_bytes = window_row_bytes(types)
-        self.rows = 0
-        partitions, block_rows = layout.partitions, layout.block_rows
-        self.shift = block_rows.bit_length() - 1
-        self.block_bytes = block_rows * self.row_bytes
-        blocks = min(max(1, budget.total // self.block_bytes), _MOST_ROWS // block_rows)
-        capacity = blocks * block_rows
-        self._entries = Arena(np.int64, WORDS * capacity)
-        self._ticks = Arena(np.int64, capacity)
-        self._blocks = Pool(self.block_bytes, blocks, budget.reservation(f"{name} blocks"), self._release_blocks)
-        self._strings = budget.reservation(f"{name} strings")
-        self._heap = Heap(16 * budget.total, layout.chunk_bytes, blocks, self._strings)
-        self._objects = budget.reservation(f"{name} nested values")
-        self._columns: list[Column] = [
-            make_column(type_, capacity, blocks, self._heap, self._objects) for type_ in types[FIRST_PAYLOAD:]
-        ]
-        self._of_any_width = [i for i, type_ in enumerate(types[FIRST_PAYLOAD:]) if self._needs_reserve(i)]
+        self._of_any_width = any(isinstance(column, BytesColumn | ObjectColumn) for column in self._columns)
+        self.shift = layout.block_rows.bit_length() - 1
+        partitions, blocks = layout.partitions, self._most_blocks
+        self._entries = self._arena(np.int64, WORDS)
         self._tails = np.full(partitions, -1, np.int32)
         self._used = np.zeros(partitions, np.int32)
         self._counts = np.zeros(partitions, np.int32)
@@ -114,7 +100,7 @@ class WindowTable:
     @property
     def nbytes(self) -> int:
         """What all rows take, strings and nested values included."""
-        return self.rows * self.row_bytes + self._heap.in_use + self._objects.held
+        return self.rows * self.row_bytes + self._heap.in_use + self._claims[2].held
 
     @property
     def mean_row_bytes(self) -> float:
@@ -124,15 +110,12 @@ class WindowTable:
     @property
     def held(self) -> int:
         """Memory for rows, used or not."""
-        return self.blocks_held * self.block_bytes + self._strings.held + self._objects.held
+        return self.blocks_held * self.block_bytes + sum(claim.held for claim in self._claims[1:])
 
     @property
     def blocks_held(self) -> int:
         """How many blocks there is memory for, used or not."""
         return self._blocks.in_use + self._blocks.warm
-
-    def _needs_reserve(self, column: int) -> bool:
-        return self._columns[column].in_heap or type(self._columns[column]).__name__ == "ObjectColumn"
 
     def parts_of(self, hashes: Int64) -> Int32:
         """The partition of each hash."""
@@ -152,10 +135,7 @@ class WindowTable:
         if not self._of_any_width:
             return True
         blocks = self._place(parts, self._tails.copy(), self._used.copy(), self.part_rows.copy())[0] >> self.shift
-        lengths = np.zeros(len(parts), np.int64)
-        return all(
-            self._columns[i].reserve(columns[FIRST_PAYLOAD + i], blocks, lengths) for i in self._of_any_width
-        ) and self._heap.reserve(lengths, blocks)
+        return self._reserve_values(columns[FIRST_PAYLOAD:], blocks)
 
     def _place(self, parts: Int32, tails: Int32, used: Int32, part_rows: Int64) -> tuple[Int32, int, Int32]:
         rows = np.empty(len(parts), np.int32)
@@ -258,9 +238,7 @@ class WindowTable:
         self._births[block] = 0
         if block == self._tails[part]:
             self._tails[part], self._used[part] = (queue[-1], self.layout.block_rows) if queue else (-1, 0)
-        self._heap.drop(block)
-        for column in self._columns:
-            column.drop(block)
+        self._drop_values(block)
         self._blocks.give_back([block])
         if not oldest:
             self._heads[part * self._buckets : (part + 1) * self._buckets] = 0
@@ -287,23 +265,6 @@ class WindowTable:
         self._heads = np.zeros(self.layout.partitions * self._buckets, np.int64)
         self._index_claim.grow(self._heads.nbytes)
         return True
-
-    def trim(self, size: int) -> int:
-        """Give free memory back to the budget, at least `size` bytes or all there is; returns how much."""
-        freed = self._blocks.trim(size)
-        if freed < size:
-            freed += self._heap.trim(size - freed)
-        for column in self._columns:
-            if freed < size:
-                freed += column.trim(size - freed)
-        return freed
-
-    def _release_blocks(self, first: int, beyond: int) -> None:
-        start, stop = first << self.shift, beyond << self.shift
-        self._entries.release(WORDS * start, WORDS * stop)
-        self._ticks.release(start, stop)
-        for column in self._columns:
-            column.release(start, stop)
 
     # --- looking ---
 
@@ -369,10 +330,6 @@ class WindowTable:
         """The hashes of some rows."""
         return self._word(0, rows)
 
-    def ticks(self, rows: Int32) -> Int64:
-        """When some rows arrived."""
-        return self._ticks.array[rows]
-
     def times(self, rows: Int32) -> Int64:
         """The times of some rows."""
         return self._word(2, rows)
@@ -390,14 +347,14 @@ class WindowTable:
         """One column's values for some rows."""
         if column < FIRST_PAYLOAD:
             return pa.array(self._word(2 + column, rows))
-        return self._columns[column - FIRST_PAYLOAD].gather(rows)
+        return super().gather(column - FIRST_PAYLOAD, rows)
 
     def widen(self, column: int, rows: Int32, widths: Int64) -> None:
         """Add to `widths` what each row's value takes in an output batch."""
         if column < FIRST_PAYLOAD:
             widths += 8
         else:
-            self._columns[column - FIRST_PAYLOAD].widen(rows, widths)
+            super().widen(column - FIRST_PAYLOAD, rows, widths)
 
     def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
         """Go on with a look-up of arrivals up to hash `stop` or until the buffers are full; returns pairs found,
