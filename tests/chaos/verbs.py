@@ -104,12 +104,27 @@ def _asof_join(streams: list[Any], place: Path, groups: int) -> Any:
     return asof_join(*streams, on="id", time="at", lateness=200, tolerance=WINDOW, **given)
 
 
+_MANY = ("left", "right", "third")
+_MANY_ON = ["left.id = right.id", "right.at_right = third.at_third"]
+"""An id that two inputs have, and the time of a third one, whose rows are copied to all groups."""
+
+
 def _multijoin(streams: list[Any], place: Path, groups: int) -> Any:
-    """On an id that two inputs have, and on the time of a third one, whose rows are copied to all groups."""
-    names = ("left", "right", "third")
-    inputs = {name: _renamed(stream, name) for name, stream in zip(names, streams, strict=True)}
-    on = ["left.id = right.id", "right.at_right = third.at_third"]
-    return multijoin(inputs, on=on, memory="320 KiB", state=state_of(place), partitions=groups, fuel=_FUEL)
+    inputs = {name: _renamed(stream, name) for name, stream in zip(_MANY, streams, strict=True)}
+    return multijoin(inputs, on=_MANY_ON, memory="320 KiB", state=state_of(place), partitions=groups)
+
+
+def _progressive_multijoin(streams: list[Any], place: Path, groups: int) -> Any:
+    inputs = {name: _renamed(stream, name) for name, stream in zip(_MANY, streams, strict=True)}
+    given = {"memory": "320 KiB", "state": state_of(place), "partitions": groups}
+    return multijoin(inputs, on=_MANY_ON, algorithm="mjoin", fuel=_FUEL, **given)
+
+
+def _window_multijoin(streams: list[Any], place: Path, groups: int) -> Any:
+    inputs = {name: _renamed(stream, name) for name, stream in zip(_MANY, streams, strict=True)}
+    times = {"left": "at", "right": "at_right", "third": "at_third"}
+    given = {"memory": "320 KiB", "state": state_of(place), "partitions": groups}
+    return multijoin(inputs, on=_MANY_ON, time=times, window=WINDOW, lateness=200, **given)
 
 
 def _renamed(frame: Any, name: str) -> Any:
@@ -216,6 +231,12 @@ def _triples(left: Iterable[Row], right: Iterable[Row], third: Iterable[Row]) ->
     return Counter((*pair, *row) for pair in _pairs(left, right).elements() for row in thirds[pair[-1]])
 
 
+def _close_triples(left: Iterable[Row], right: Iterable[Row], third: Iterable[Row]) -> Counter[Row]:
+    """Those of one window; the third row has the second one's time."""
+    found = _triples(left, right, third)
+    return Counter({row: count for row, count in found.items() if abs(row[3] - row[6]) <= WINDOW})
+
+
 def _named(left: Iterable[Row]) -> Counter[Row]:
     return Counter((*row, _name(row[0])) for row in left)
 
@@ -244,6 +265,10 @@ def _own_triples(left: Any, right: Any, third: Any) -> Any:
     return _own_pairs(left, right).join(_renamed(third, "third"), fn.expr("at_right = at_third"))
 
 
+def _own_close_triples(left: Any, right: Any, third: Any) -> Any:
+    return _own_triples(left, right, third).where(f"abs(at - at_right) <= {WINDOW}")
+
+
 def _own_named(left: Any) -> Any:
     return left.selectExpr("*", "case when id % 3 != 0 then concat('name ', id) end as name")
 
@@ -266,8 +291,20 @@ VERBS = {
         due=_passed,
     ),
     "multijoin": Verb(
-        multi_plan, "OperatorTask", (*_BOTH, "third"), _TRIPLES, _multijoin, _triples, _own_triples, ends=True,
+        multi_plan, "OperatorTask", _MANY, _TRIPLES, _multijoin, _triples, _own_triples, keys=10 * KEYS,
+        keeps_operators=False,
+    ),
+    "ending_multijoin": Verb(
+        multi_plan, "OperatorTask", _MANY, _TRIPLES, _multijoin, _triples, _own_triples, ends=True, keys=10 * KEYS,
+        keeps_operators=False,
+    ),
+    "progressive_multijoin": Verb(
+        multi_plan, "OperatorTask", _MANY, _TRIPLES, _progressive_multijoin, _triples, _own_triples, ends=True,
         owes=True, keys=10 * KEYS,
+    ),
+    "window_multijoin": Verb(
+        multi_plan, "WindowTask", _MANY, _TRIPLES, _window_multijoin, _close_triples, _own_close_triples,
+        keys=10 * KEYS,
     ),
     "lookup_join": Verb(
         lookup_plan, "LookupTask", ("left",), ("id", *_COLUMNS, "name"), _lookup_join, _named, _own_named,

@@ -1,4 +1,4 @@
-"""Several DataFrames in one join, streams that end or batch ones: on one value and in a chain, as Spark joins them."""
+"""Several DataFrames in one join, streams or batch ones: on one value, in a chain, in windows, as Spark joins them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from spark.frames import rows_in
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import band
-from watersmeet.spark import figures, multijoin, register
+from watersmeet.spark import figures, multijoin, register, with_events
 
 ON = ["r.id = s.id", "s.id = t.ref"]
+ON_ID = ["r.id = s.id", "s.id = t.id"]
 CHAIN = ["r.id = s.id", "s.b = t.b"]
 
 
@@ -39,7 +40,8 @@ def _expected(spark: Any, place: Path, condition: str, columns: str) -> Counter[
     return rows_in(spark.sql(f"select {columns} from r join s on r.id = s.id join t on {condition}").toArrow())
 
 
-def test_streams_that_end_on_one_value(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["auto", "mjoin"])
+def test_streams_that_end_on_one_value(algorithm: str, spark: Any, tmp_path: Path) -> None:
     register(spark)
     _write(tmp_path)
     seen: list[pa.Table] = []
@@ -48,7 +50,8 @@ def test_streams_that_end_on_one_value(spark: Any, tmp_path: Path) -> None:
         .load(str(tmp_path / f"{name}.parquet"))
         for name in "rst"
     }  # fmt: skip
-    joined = multijoin(streams, on=ON, memory="320 KiB", partitions=2, state=tmp_path / "state", fuel=2_000)
+    given: dict[str, Any] = {"memory": "320 KiB", "state": tmp_path / "state", "algorithm": algorithm}
+    joined = multijoin(streams, on=ON, partitions=2, fuel=2_000, **given)
     writer = joined.writeStream.foreachBatch(lambda frame, _: seen.append(frame.toArrow()))
     query = writer.trigger(availableNow=True).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     query.awaitTermination()
@@ -57,7 +60,8 @@ def test_streams_that_end_on_one_value(spark: Any, tmp_path: Path) -> None:
     assert found.total() > 5_000
     told = [figures(progress)["state"] for progress in query.recentProgress]
     assert [sum(each[f"{name}_rows"] for each in told) for name in "rst"] == [390, 487, 585]
-    assert sum(each["spilled"] for each in told) > 0
+    assert sum(each["spilled" if algorithm == "mjoin" else "written"] for each in told) > 0
+    assert any(each["work_left"] for each in told) == (algorithm == "mjoin")
     assert told[-1]["state_rows"] == 0
 
 
@@ -78,6 +82,95 @@ def test_batches_on_one_value_in_a_chain_and_by_a_band(spark: Any, tmp_path: Pat
     assert found == _expected(spark, tmp_path, "abs(s.b - t.b) <= 1", columns)
 
 
+def _pour(place: Path, count: int, keys: int = 60) -> None:
+    """Files of three inputs, whose times go on from file to file, a little out of order."""
+    for number, name in enumerate("rst"):
+        (place / name).mkdir()
+        for i in range(count):
+            rows = range(50)
+            columns = {
+                "id": [(i * 31 + j * 7 + number) % keys if j % 19 else None for j in rows],
+                "b": [(i + j) % 17 for j in rows],
+                "at": [i * 100 + (j * 37) % 150 if j % 23 else None for j in rows],
+                f"{name}_n": [i * 50 + j for j in rows],
+            }
+            pq.write_table(pa.table(columns), place / name / f"{i:03d}.parquet")
+
+
+def _streams(spark: Any, place: Path) -> dict[str, Any]:
+    return {
+        name: spark.readStream.schema(spark.read.parquet(str(place / name)).schema)
+        .option("maxFilesPerTrigger", 1 + number).parquet(str(place / name))
+        for number, name in enumerate("rst")
+    }  # fmt: skip
+
+
+def _run_in_two_starts(spark: Any, place: Path, **given: Any) -> tuple[list[pa.Table], list[Any]]:
+    """The results of all batches, of a query that is stopped and started again, and what the batches told."""
+    seen: dict[int, pa.Table] = {}
+    told = []
+    for start in range(2):
+        joined = multijoin(_streams(spark, place), memory="2 MiB", state=place / "state", **given)
+        writer = joined.writeStream.foreachBatch(lambda frame, number: seen.__setitem__(number, frame.toArrow()))
+        writer = writer.option("checkpointLocation", str(place / "checkpoint"))
+        if start:
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+        else:
+            query = writer.start()
+            while len(seen) < 4:
+                assert query.isActive, query.exception()
+                query.awaitTermination(0.1)
+            query.stop()
+        told += [figures(progress)["state"] for progress in query.recentProgress if progress.numInputRows]
+    return list(seen.values()), told
+
+
+@pytest.mark.parametrize("on", [ON_ID, ["r.id = s.id", "s.b = t.b"]], ids=["one value", "chain"])
+def test_endless_streams_keep_all_rows(on: list[str], spark: Any, tmp_path: Path) -> None:
+    _pour(tmp_path, 8)
+    seen, told = _run_in_two_starts(spark, tmp_path, on=on, partitions=3)
+    for name in "rst":
+        spark.read.parquet(str(tmp_path / name)).createOrReplaceTempView(name)
+    chain = on is not ON_ID
+    columns = "r.id, r.b, r.at, r_n, s.b, s.at, s_n, " + ("t.id, t.at, t_n" if chain else "t.b, t.at, t_n")
+    condition = "s.b = t.b" if chain else "s.id = t.id"
+    expected = spark.sql(f"select {columns} from r join s on r.id = s.id join t on {condition}").toArrow()
+    assert rows_in(pa.concat_tables(seen)) == rows_in(expected)
+    assert expected.num_rows > 1_000
+    assert sum(table.num_rows > 0 for table in seen) > 3
+    assert told[-1]["state_rows"] > 0
+
+
+def test_endless_streams_in_windows(spark: Any, tmp_path: Path) -> None:
+    _pour(tmp_path, 12, keys=20)
+    windows = {"r": 200, "s": 90, "t": 150}
+    seen, told = _run_in_two_starts(
+        spark, tmp_path, on=ON_ID, window=windows, time="at", lateness=10_000, partitions=3
+    )  # fmt: skip
+    for name in "rst":
+        spark.read.parquet(str(tmp_path / name)).createOrReplaceTempView(name)
+    inside = " and ".join(f"{name}.at >= greatest(r.at, s.at, t.at) - {size}" for name, size in windows.items())
+    columns = "r.id, r.b, r.at, r_n, s.b, s.at, s_n, t.b, t.at, t_n"
+    expected = spark.sql(
+        f"select {columns} from r join s on r.id = s.id join t on s.id = t.id where {inside}"
+    ).toArrow()
+    assert rows_in(pa.concat_tables(seen)) == rows_in(expected)
+    assert expected.num_rows > 300
+    assert all(each["r_late"] == 0 for each in told)
+    frames = {name: spark.read.parquet(str(tmp_path / name)) for name in "rst"}
+    found = multijoin(frames, on=ON_ID, window=windows, time="at", memory="2 MiB", partitions=2)
+    assert rows_in(found.toArrow()) == rows_in(expected)
+
+
+def test_windows_forget_rows_and_drop_late_ones(spark: Any, tmp_path: Path) -> None:
+    _pour(tmp_path, 12, keys=20)
+    _, told = _run_in_two_starts(spark, tmp_path, on=ON_ID, window=50, time="at", late="drop", partitions=2)
+    assert sum(each[f"{name}_late"] for each in told for name in "rst") > 0
+    # There were 1,650 rows with a key and a time; r is the slowest, and the others' wait for it.
+    assert told[-1]["state_rows"] < 900
+
+
 def test_few_tasks_share_the_rows_where_inputs_are_copied_to_all(spark: Any) -> None:
     frames = {name: spark.createDataFrame([(1, 2)], "id long, b long") for name in "rstu"}
 
@@ -95,8 +188,17 @@ def test_few_tasks_share_the_rows_where_inputs_are_copied_to_all(spark: Any) -> 
 def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1, 2)], "id long, b long")
     streams = {name: spark.readStream.format("rate").load().withColumnRenamed("value", "id") for name in "rst"}
-    with pytest.raises(SpecError, match=r"r, s, t: say when it ends, .* joined two at a time"):
-        multijoin(streams, on=["r.id = s.id", "s.id = t.id"], state=tmp_path)
+    with pytest.raises(SpecError, match="how= would hold back each row of s that is in no result for ever"):
+        multijoin(streams, on=ON_ID, how={"s": "left"}, state=tmp_path)
+    with pytest.raises(SpecError, match="bands join several inputs that end, and these streams do not say"):
+        multijoin(streams, on=["r.id = s.id", band("s.id = t.id", 2)], state=tmp_path)
+    with pytest.raises(SpecError, match="algorithm='mjoin' joins inputs that end"):
+        multijoin(streams, on=ON_ID, algorithm="mjoin", state=tmp_path)
+    with pytest.raises(SpecError, match="time= and lateness= are for joins by windows"):
+        multijoin(streams, on=ON_ID, time="timestamp", state=tmp_path)
+    ending = {**streams, "t": with_events(streams["t"], spark.readStream.text(str(tmp_path)))}
+    with pytest.raises(SpecError, match="t: says when it ends, in a column 'watersmeet_event', and r, s: does not"):
+        multijoin(ending, on=ON_ID, state=tmp_path)
     with pytest.raises(SpecError, match="r: read with readStream, and s: with read"):
         multijoin({"r": streams["r"], "s": frame}, on="r.id = s.id", state=tmp_path)
     with pytest.raises(SpecError, match="bands alone do not say which rows can meet"):

@@ -261,6 +261,11 @@ class MultiSpec:
         return None if self.window is None else self.window.units(self.time_types)
 
     @property
+    def tick(self) -> int | None:
+        """Nanoseconds of a unit of time; None if there are no windows, or the time columns hold integers."""
+        return None if self.window_units is None else self.window_units.tick
+
+    @property
     def time_types(self) -> list[pa.DataType]:
         """The types of the columns that tell the time; none if windows count rows."""
         if self.window is None or self.window.time is None:

@@ -72,6 +72,33 @@ class Moments:
         return int(self.newest[row - 1]) if row else self.before
 
 
+class ManyTiming:
+    """Turns the times of several inputs into words of one unit, and tells what is late and what has expired."""
+
+    def __init__(self, spec: MultiSpec) -> None:
+        assert spec.window_units is not None
+        self.spans = spec.window_units.spans
+        self.lateness = spec.window_units.lateness
+        self._codecs = _codecs(spec)
+
+    def times(self, number: int, batch: pa.RecordBatch) -> tuple[Int64, Bool | None]:
+        """The times of an input's rows in units, and which rows have one (None: all)."""
+        codec, column = self._codecs[number]
+        return codec.words(0, batch.column(column))
+
+    def late_before(self, newest: int) -> int:
+        """Rows before this time are late, if their input has told `newest` as its newest time."""
+        return newest if newest == NEVER else newest - self.lateness
+
+    def kept_from(self, number: int, newest: int) -> int:
+        """Rows of an input before this time meet none of another that has come so far."""
+        return newest if newest == NEVER else newest - self.lateness - self.spans[number]
+
+    def passed(self, number: int, newest: Sequence[int]) -> int:
+        """Rows of an input before this time meet nothing that is still to come, if the inputs have come so far."""
+        return self.kept_from(number, min(time for other, time in enumerate(newest) if other != number))
+
+
 class WindowClock:
     """How far each input has come, in time and in rows."""
 
@@ -89,17 +116,15 @@ class WindowClock:
         """How many rows of each input came too late."""
         self.tick = spec.window_units.tick
         """Nanoseconds of a unit; None if the time columns hold integers, or rows are counted."""
-        self._lateness = spec.window_units.lateness
         self._late = spec.window.late
         self._names = spec.names
-        self._codecs = [] if self.counted else _codecs(spec)
+        self._timing = None if self.counted else ManyTiming(spec)
 
     def read(self, number: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> Moments:
         """The moments of the next rows of an input, which has told `newest` as its newest time so far."""
-        if self.counted:
+        if self._timing is None:
             return Moments((numbers,), None, None, None, numbers, newest)
-        codec, column = self._codecs[number]
-        times, known = codec.words(0, batch.column(column))
+        times, known = self._timing.times(number, batch)
         told = times if known is None else np.where(known, times, NEVER)
         sure = told if known is None else told[known]
         if len(sure) and (sure.max() >= FAR or sure.min() <= -FAR):
@@ -108,7 +133,7 @@ class WindowClock:
         reached = np.maximum.accumulate(np.concatenate([[newest], told]))
         before, after = reached[:-1], reached[1:]
         columns = (np.ascontiguousarray(times),)
-        marks = np.where(before == NEVER, NEVER, before - self._lateness)
+        marks = np.where(before == NEVER, NEVER, before - self._timing.lateness)
         late = told < marks
         if known is not None:
             late &= known
@@ -136,6 +161,10 @@ class WindowClock:
         self.newest[number] = newest
         self.rows[number] = rows
 
+    def advance(self, newest: Sequence[int]) -> None:
+        """The inputs have come so far in rows that others were given."""
+        self.newest = [max(pair) for pair in zip(self.newest, newest, strict=True)]
+
     def reached(self) -> tuple[float | None, ...] | None:
         """Each input's newest time for people; None where rows count."""
         return None if self.counted else times_for_people(self.newest, self.tick)
@@ -152,10 +181,9 @@ class WindowClock:
         others = [i for i in range(len(self.spans)) if i not in own and not self.closed[i]]
         if not others:
             return ALWAYS
-        if self.counted:
+        if self._timing is None:
             return self.rows[number] - self.spans[number]
-        slowest = min(self.newest[i] for i in others)
-        return NEVER if slowest == NEVER else slowest - self._lateness - self.spans[number]
+        return self._timing.kept_from(number, min(self.newest[i] for i in others))
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""

@@ -235,6 +235,14 @@ class Timing:
         mark = newest - self._lateness
         return min(window.lower(mark), mark)
 
+    def passed(self, side: int, newest: Sequence[int]) -> int:
+        """Rows of `side` before this time meet nothing that is still to come, if the inputs have come so far."""
+        return self.expired_before(side, newest[1 - side], 0)
+
+    def kept_from(self, side: int, newest: int) -> int:
+        """Rows of `side` before this time meet none of the other input, if that has come so far."""
+        return self.expired_before(side, newest, 0)
+
     def length(self, side: int) -> int:
         """For how long rows of `side` are remembered, if both inputs keep pace."""
         window = self.bounds[side]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.runs.spine import Merge, to_merge
 from watersmeet.spill.store import Store
 
@@ -54,8 +54,8 @@ class RunSet:
 class RunSets:
     """All runs of one input, from the oldest on; those that owe are the last."""
 
-    def __init__(self, store: Store, types: Sequence[pa.DataType]) -> None:
-        self._store = store
+    def __init__(self, open_run: OpenRun, types: Sequence[pa.DataType]) -> None:
+        self._open_run = open_run
         self._types = types
         self.sets: list[RunSet] = []
 
@@ -112,7 +112,7 @@ class RunSets:
     def load(self, state: Sequence[Any]) -> None:
         """Take over what a snapshot says; no row is read."""
         self.sets = [
-            RunSet(tuple(SortedRun(self._store, name, self._types) for name in names), epoch, level)
+            RunSet(tuple(self._open_run(name, self._types) for name in names), epoch, level)
             for names, epoch, level in state
         ]
 

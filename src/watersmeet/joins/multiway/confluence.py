@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.protocol import Step
+from watersmeet.core.protocol import Snapshot, Step
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
+from watersmeet.engine.snapshot import check_snapshot
 from watersmeet.joins.multiway.flushing import LEAST_SETS, RUN_BYTES, Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
@@ -33,6 +35,7 @@ from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.matched_bits import LEAST_BYTES
 from watersmeet.runs.run_set import RunSets
+from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
@@ -87,6 +90,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     :param floor: bytes that the buffers through which rows and combinations pass have in all, whatever the budget: a
         few hundred at a time take about as long as some thousands. What a sixteenth of the budget for each kind of
         buffer does not cover comes on top of it. 0: everything is within it.
+    :param open_run: opens a run that a snapshot names, for those who have some open; unless given, from the store.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import Arrive, End, Status
@@ -121,9 +125,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         fan_in: int | None = None,
         floor: int = _FLOOR,
         grain: Grain | None = None,
+        open_run: OpenRun | None = None,
     ) -> None:
         self.refuse_too_little(spec, memory)
         self._floor = floor
+        self._open_run = open_run or partial(SortedRun, store)
         self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
         if floor:
@@ -152,6 +158,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         """Hashes that a row may go through in idle time."""
         self._idle = False
         """Whether this poll found nothing to do."""
+        self.batch_ends = False
+        """Whether all rows are to settle and leave memory."""
         self.preserved = Preserved(self, memory) if spec.preserved is not None else None
         """Which rows of the preserved input are in results, if there is one."""
 
@@ -199,7 +207,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         )  # fmt: skip
 
     def _make_disk(self, number: int) -> RunSets:
-        return RunSets(self.store, self.tables[number].types)
+        return RunSets(self._open_run, self.tables[number].types)
 
     def _make_input(self, number: int) -> ManyRows:
         return ManyRows(self.tables[number], self.disks[number])
@@ -232,6 +240,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             self._task.merge.abort()
         self.settling = None
         super().close()
+
+    @property
+    def runs(self) -> list[list[SortedRun]]:
+        """Those of each input, in the order of one of its attributes."""
+        return [[each.runs[0] for each in disk.sets] for disk in self.disks]
 
     # --- who owes ---
 
@@ -284,6 +297,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return owing > 0 and owing * self._idle_share >= self.flushing.on_disk
 
     def _urgent_task(self) -> Any:
+        if self.batch_ends and not self._arrivals_wait:
+            return self._end_of_batch()
         if self._is_due():
             return self._settle_task("in passing", urgent=True)
         if not all(self._ended):
@@ -306,7 +321,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return None
 
     def _has_urgent_work(self) -> bool:
-        if self.full or self._is_due() or (self.preserved is not None and self.preserved.has_come()):
+        if self.full or self.batch_ends or self._is_due() or (self.preserved is not None and self.preserved.has_come()):
             return True
         if self._task is not None and self._is_urgent(self._task):
             return True
@@ -329,6 +344,24 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def _clean_up_task(self) -> Any:
         return self._settle_task("at the end") if self.owes else self._alone_task()
+
+    def end_batch(self) -> None:
+        """All rows of a batch have come: let them settle and leave memory, which the next polls do.
+
+        A snapshot then lists runs and holds no row, and whoever goes on from it reads nothing.
+        """
+        self.batch_ends = True
+
+    def _end_of_batch(self) -> Any:
+        task = self._settle_task("at the end of a batch", urgent=True) if self.owes else self._alone_task()
+        if task is not None:
+            return task
+        if any(table.rows for table in self.tables):
+            self.flushing.flush()
+        self.flushing.forget_useless()
+        merge = self.flushing.merge_task()
+        self.batch_ends = merge is not None
+        return merge
 
     # --- settling ---
 
@@ -367,6 +400,24 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return self._policy.can_wait(self.owing, self.flushing.on_disk)
 
     # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """The state as of now; without rows in memory, it can be gone on from with any budget."""
+        taken = super().snapshot()
+        if any(table.rows for table in self.tables) or self._task is not None or self._arrivals_wait:
+            return taken
+        return replace(taken, state={**taken.state, "memory": self.least_memory(self.spec)})
+
+    @classmethod
+    def restore(cls, spec: MultiSpec, snapshot: Snapshot, memory: int, store: Store, **options: Any) -> Self:
+        """An operator that goes on where the snapshot was taken."""
+        check_snapshot(cls.name, spec.fingerprint, snapshot, memory)
+        state = snapshot.state
+        at_rest = state["task"] is None and state["settling"] is None
+        # A settlement goes on with slices as large as before.
+        join = cls(spec, memory if at_rest else state["memory"], store, **options)
+        join._load(snapshot)
+        return join
 
     def _own_segments(self) -> list[str]:
         return [] if self.preserved is None else self.preserved.save()

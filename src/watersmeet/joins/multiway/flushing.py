@@ -122,6 +122,14 @@ class Flushing:
         self._join.saver.discard(disk.segments)
         disk.close()
 
+    def forget_useless(self) -> None:
+        """Nothing is owed: let runs go that wait for nobody."""
+        useless = [number for number in range(len(self._join.disks)) if self._join.is_of_no_use(number)]
+        if any(self._join.disks[number].sets for number in useless):
+            for number in useless:
+                self.forget_runs(number)
+            self.count()
+
     def count(self) -> None:
         """Runs have changed: take note of where rows are, and of the memory that this takes."""
         join = self._join

@@ -158,6 +158,20 @@ class WindowedMJoin(MultiwayJoin):
 
     # --- expiry and overflow ---
 
+    def advance(self, newest: Sequence[int]) -> None:
+        """Learn, between two batches, that the inputs have reached these times in rows that came to other operators."""
+        assert not self._arrivals_wait, "rows that have come before are judged by what was known then"
+        self.window_clock.advance(newest)
+        self.expire()
+
+    def expired_before(self, side: int) -> int:
+        """Rows of an input that are older than this meet nothing that is still to come."""
+        return self.window_clock.expired_before(side, self.parts[side])
+
+    def put_away(self) -> None:
+        """What has expired need not be saved."""
+        self.expire()
+
     def expire(self) -> bool:
         """Let go of blocks and runs whose rows have all expired; False if there are none."""
         self._new_rows = 0

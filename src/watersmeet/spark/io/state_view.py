@@ -121,14 +121,20 @@ class StateView:
         marks = self.path / "marks"
         with suppress(SnapshotError):  # it was swept away
             newest = newest_after(batch, marks, list(_entries(marks)), lineage)
-            return None if newest is None else times_for_people(newest[:2], self.owner.get("tick"))
+            return None if newest is None else times_for_people(newest[: len(self._names)], self.owner.get("tick"))
         return None
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the inputs."""
+        told = self.owner.get("described")
+        return tuple(each["name"] for each in told["inputs"]) if told and told["verb"] == "multijoin" else SIDES
 
     def _with_times(self, progress: Progress, batch: int, lineage: Lineage) -> Progress:
         reached = self._reached(batch, lineage)
         if reached is None:
             return progress
-        return replace(progress, names=SIDES, reached=reached, dated=self.dated)
+        return replace(progress, names=self._names, reached=reached, dated=self.dated)
 
     def extras(self) -> dict[str, Any]:
         """Groups and slots, what they have to do, what has just moved, and hot keys."""

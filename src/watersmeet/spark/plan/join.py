@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.errors import SpecError
 from watersmeet.core.kinds import refuse_endless
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
 from watersmeet.joins.confluence import Confluence
-from watersmeet.memory import format_bytes, parse_memory
+from watersmeet.memory import parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
 from watersmeet.spark.plan.inputs import (
@@ -34,9 +34,9 @@ from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
-from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.operator_task import OperatorTask
 from watersmeet.spark.task.punctuations import read_promises
+from watersmeet.spark.task.settled_group import check_memory
 from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def join(
     signed = ends and streaming
     tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed, preserved=spec.kind.preserved)
     times = time_columns(spec, time)
-    _check_memory(budget, factory)
+    check_memory(budget, factory)
     task = OperatorTask(
         factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(left), times,
         parse_memory(cache), signed, places_by_id(),
@@ -152,18 +152,6 @@ def _checked_promises(promises: Mapping[str, Mapping[str, Any]] | None, are_told
             f"the column (watersmeet.spark.with_events and with_punctuations do), or leave promises= out"
         )
     return found
-
-
-def _check_memory(memory: int, factory: JoinFactory) -> None:
-    """Refuse a budget in which a task cannot work."""
-    if not factory.settles:
-        Shares.check(memory, factory.least_memory())
-    elif memory < factory.least_memory():
-        least = factory.least_memory()
-        raise BudgetError(
-            f"{format_bytes(memory)} of memory are too little for a task of this join; allow at least "
-            f"{least} bytes ({format_bytes(least)})"
-        )
 
 
 def _factory(spec: JoinSpec, algorithm: str, streaming: bool, ends: bool) -> JoinFactory:

@@ -1,19 +1,23 @@
-"""`watersmeet.spark.multijoin`: several inputs joined in one operator, how tasks make it, and where rows go."""
+"""`watersmeet.spark.multijoin`: several inputs joined in one operator."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.many_windows import ManyWindows, parse_many_windows
 from watersmeet.core.multi_spec import ManyOn, MultiSpec
+from watersmeet.core.windows import Span
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.memory import parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
-from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.grouping import check_collation
 from watersmeet.spark.plan.inputs import (
     FUEL,
@@ -24,33 +28,29 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
+from watersmeet.spark.plan.multi_recipe import MultiFactory, routes
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.operator_task import OperatorTask
+from watersmeet.spark.task.settled_group import check_memory
+from watersmeet.spark.task.window_task import WindowTask
 from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from watersmeet import planner
-from watersmeet.core.protocol import Punctuate, Snapshot
-from watersmeet.spark.plan.recipe import Recipe
-from watersmeet.spark.task.operator_cache import Keepable
-from watersmeet.spark.task.punctuations import Punctuations
-from watersmeet.spill.store import MemoryStore, Store
-
-
 def multijoin(
     inputs: Mapping[str, DataFrame],
     on: ManyOn,
     *,
+    window: object = None,
+    time: object = None,
+    lateness: Span | None = None,
+    late: str = "keep",
     how: Mapping[str, str] | str = "inner",
     memory: str | int = "512 MiB",
     state: str | os.PathLike[str] | None = None,
@@ -59,11 +59,19 @@ def multijoin(
     fuel: int = FUEL,
     cache: str | int = CACHE_BYTES,
 ) -> DataFrame:
-    """Join several DataFrames in one operator, without intermediate results: all batch ones, or all streams that end.
+    """Join several DataFrames in one operator, without intermediate results: all batch ones, or all streams.
 
-    Each stream says when it ends, in a column `watersmeet_event` (see `watersmeet.spark.with_events`). Rows are kept in
-    memory as long as they fit and wait on disk when they do not; what they lead to is found with what is left of each
-    batch's `fuel`, and the rest in the batch that brings the last end. Every result comes once.
+    Every result comes once, in the batch that brings the last of its rows. Without windows all rows are kept, on disk,
+    however far apart those of a result come; *streams that end*, each with a column `watersmeet_event` (see
+    `watersmeet.spark.with_events`), forget rows that wait for nothing but inputs that have ended. With an `algorithm`
+    of the literature, and by bands, streams that end are joined progressively: rows stay in memory as long as they fit
+    and wait on disk when they do not; what they lead to is found with what is left of each batch's `fuel`, and the rest
+    in the batch that brings the last end.
+
+    With `window`, a combination of rows is a result if its conditions hold and, at the time of its newest row, each of
+    its rows is in its input's window; what has left its window is forgotten. Before each batch, an input has come as
+    far as its newest row in all batches before; a row that is older than that by more than `lateness` is late. Rows
+    without a time meet nothing. In batch DataFrames nothing is late.
 
     Rows are sent to tasks by the value that most inputs are joined on, such as an id that all of them have. An input
     that is not joined on it is copied to every task, so that few tasks are made unless `partitions` says how many.
@@ -74,48 +82,108 @@ def multijoin(
 
     :param inputs: by name.
     :param on: conditions such as `"orders.id = items.order_id"` or `watersmeet.band("trades.at = quotes.at", width)`,
-        enough of them to hold all inputs together.
-    :param how: `{"orders": "left"}` for one input whose rows come out in any case, with NULLs beside those that are in
-        no result, as soon as the other inputs have ended; `"inner"`: for none.
-    :param memory: bytes, or words such as `"512 MiB"`, that each task may hold.
+        enough of them to hold all inputs together. Bands are for batch DataFrames and for streams that end.
+    :param window: `"10 min"`, or for columns of integers a number; one for all inputs, or a dict with one for each.
+    :param time: of windows: the column that tells the time, or a dict with one for each input: dates, timestamps or
+        integers.
+    :param lateness: by so much a row may be older than the newest of its input in the batches before.
+    :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
+        ignores them, `"error"` ends the query. They are counted in the progress, as `NAME_late`.
+    :param how: of batch DataFrames and streams that end: `{"orders": "left"}` for one input whose rows come out in any
+        case, with NULLs beside those that are in no result, as soon as the other inputs have ended; `"inner"`: for
+        none.
+    :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
     :param state: of streams: a directory that all workers reach under this path, or an address that PyArrow has a file
         system for.
     :param partitions: how many tasks share the rows, for good; `spark.sql.shuffle.partitions` unless given. Where
         inputs are copied, it is no more than keeps copies from being more than half of a task's rows if all inputs are
         equally large: say more where the copied ones are small.
-    :param algorithm: one of `watersmeet.multijoin`'s.
-    :param fuel: units of work (a row probed, inserted or emitted) that a group may use in a batch; rows that arrive and
-        the work after the last end are done in any case.
+    :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.multijoin`'s.
+    :param fuel: with an algorithm of the literature: units of work (a row probed, inserted or emitted) that a group may
+        use in a batch; rows that arrive and the work after the last end are done in any case.
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     """
     names, frames = tuple(inputs), list(inputs.values())
     streaming = _are_streams(names, frames)
-    if streaming or any(has_signs(frame, name) for name, frame in inputs.items()):
-        frames = _with_ends(names, frames, streaming)
+    windows = None
+    if window is not None:
+        windows = parse_many_windows(window, names, time, lateness, late)
+    elif time is not None or lateness is not None:
+        raise SpecError("time= and lateness= are for joins by windows; add window=, or leave them out")
+    signs = tuple(has_signs(frame, name) for name, frame in inputs.items())
+    # Of windows, ends are none of their concern, and signs of life tell how far an input has come.
+    ends = windows is None and _all_end(names, signs, streaming)
+    keep = streaming and (ends or windows is not None)
+    frames = [signs_last(frame, keep=keep) if has else frame for frame, has in zip(frames, signs, strict=True)]
     schemas = plain_schemas(*frames)
     arrow = {name: arrow_schema(schema, name) for name, schema in zip(names, schemas, strict=True)}
-    spec = MultiSpec.of(arrow, on, how=how)
-    factory = MultiFactory.of(spec, algorithm)
-    budget = parse_memory(memory)
-    Shares.check(budget, factory.least_memory())
-    directory = state_path(state, streaming)
-    columns = routes(spec)
-    groups = _group_count(frames[0], partitions, columns)
-    keys = tuple([schema.names.index(name)] if name else [] for schema, name in zip(schemas, columns, strict=True))
-    for name, schema, positions in zip(names, schemas, keys, strict=True):
-        for position in positions:
-            check_collation(schema.fields[position].dataType, schema.names[position], name)
-    preserved = tuple(number == spec.preserved for number in range(len(names)))
-    tagging = Tagging(schemas, keys, groups, streaming, preserved=preserved)
-    task = OperatorTask(
-        factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(frames[0]), None,
-        parse_memory(cache), by_id=places_by_id(),
-    )  # fmt: skip
-    rows, results = tagging.shuffled(*frames, carry_sign=True), _output_schema(spec, schemas)
+    spec = MultiSpec.of(arrow, on, window=windows, how=how)
+    if streaming and not ends and windows is None:
+        _refuse_endless(spec, algorithm)
+    plan = _Plan(schemas, MultiFactory.of(spec, algorithm), parse_memory(memory), state_path(state, streaming))
+    groups = _group_count(frames[0], partitions, plan.columns)
+    if windows is None:
+        tagging = plan.tagging(groups, signs=ends)
+        check_memory(plan.memory, plan.factory)
+        task: Any = OperatorTask(
+            plan.factory, tagging.layout, plan.memory, groups, checked_fuel(fuel), plan.state,
+            retained_batches(frames[0]), None, parse_memory(cache), ends, places_by_id(),
+        )  # fmt: skip
+    else:
+        ticks = signs if streaming else ()
+        tagging = plan.tagging(groups, wakes=streaming, ticks=ticks, needed=plan.times(windows))
+        Shares.check(plan.memory, plan.factory.least_memory())
+        task = WindowTask(
+            plan.factory, tagging.layout, plan.memory, groups, plan.state, retained_batches(frames[0]), None,
+            parse_memory(cache), numbered=places_by_id(),
+        )  # fmt: skip
+    rows, results = tagging.shuffled(*frames, carry_sign=ends), plan.results
     run = portable(task, frames[0].sparkSession)
-    if directory is None:
+    if plan.state is None:
         return rows.mapInArrow(run, results)
-    return observed(rows.mapInArrow(run, with_measures(results)), str(directory), budget, figure_names(names))
+    measured, told = rows.mapInArrow(run, with_measures(results)), figure_names(names, late=windows is not None)
+    return observed(measured, plan.state, plan.memory, told)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A join of several DataFrames, checked."""
+
+    schemas: tuple[st.StructType, ...]
+    factory: MultiFactory
+    memory: int
+    state: str | None
+
+    @cached_property
+    def columns(self) -> list[str | None]:
+        """By which each input's rows are sent to their group."""
+        return routes(self.factory.spec)
+
+    def tagging(self, groups: int, **told: Any) -> Tagging:
+        """How rows are tagged and sent to their groups."""
+        spec = self.factory.spec
+        keys = tuple(
+            [schema.names.index(name)] if name else [] for schema, name in zip(self.schemas, self.columns, strict=True)
+        )
+        for name, schema, positions in zip(spec.names, self.schemas, keys, strict=True):
+            for position in positions:
+                check_collation(schema.fields[position].dataType, schema.names[position], name)
+        preserved = tuple(number == spec.preserved for number in range(len(spec.names)))
+        return Tagging(self.schemas, keys, groups, preserved=preserved, **told)
+
+    def times(self, windows: ManyWindows) -> tuple[list[int], ...]:
+        """The column of each input that tells the time."""
+        assert windows.time is not None
+        return tuple([schema.names.index(name)] for schema, name in zip(self.schemas, windows.time, strict=True))
+
+    @property
+    def results(self) -> st.StructType:
+        """The schema of what comes out."""
+        spec = self.factory.spec
+        types = [self.schemas[number].fields[i].dataType for number, kept in enumerate(spec.kept) for i in kept]
+        return st.StructType(
+            [st.StructField(name, type_) for name, type_ in zip(spec.schema.names, types, strict=True)]
+        )
 
 
 def _are_streams(names: Sequence[str], frames: Sequence[DataFrame]) -> bool:
@@ -128,18 +196,34 @@ def _are_streams(names: Sequence[str], frames: Sequence[DataFrame]) -> bool:
     return bool(streams)
 
 
-def _with_ends(names: Sequence[str], frames: Sequence[DataFrame], streaming: bool) -> list[DataFrame]:
-    """The inputs, their columns of signs last, or left out if they are no streams."""
-    missing = [name for name, frame in zip(names, frames, strict=True) if not has_signs(frame, name)]
-    if streaming and missing:
+def _all_end(names: Sequence[str], signs: Sequence[bool], streaming: bool) -> bool:
+    """Whether streams say when they end, all of them or none."""
+    if streaming and any(signs) and not all(signs):
+        without = ", ".join(name for name, has in zip(names, signs, strict=True) if not has)
+        ending = ", ".join(name for name, has in zip(names, signs, strict=True) if has)
         raise SpecError(
-            f"{', '.join(missing)}: say when it ends, in a column {EVENT!r} (watersmeet.spark.with_events gives it); a "
-            f"join of several streams waits for their ends. Endless streams are joined two at a time, by wms.join"
+            f"{ending}: says when it ends, in a column {EVENT!r}, and {without}: does not; give all of them the column "
+            f"(watersmeet.spark.with_events does), or drop it from {ending}"
         )
-    return [
-        frame if name in missing else signs_last(frame, keep=streaming)
-        for name, frame in zip(names, frames, strict=True)
-    ]
+    return streaming and all(signs)
+
+
+def _refuse_endless(spec: MultiSpec, algorithm: str) -> None:
+    """An error if streams that do not end cannot be joined this way."""
+    instead = f"give all inputs a column {EVENT!r} that says when they end, or read them as batch DataFrames"
+    if spec.preserved is not None:
+        name = spec.names[spec.preserved]
+        raise SpecError(
+            f"how= would hold back each row of {name} that is in no result for ever, because a later row may bring "
+            f"one; {instead}, or leave how= out"
+        )
+    if spec.has_bands:
+        raise SpecError(f"bands join several inputs that end, and these streams do not say when they do; {instead}")
+    if algorithm not in ("auto", ManyConfluence.name):
+        raise SpecError(
+            f"algorithm={algorithm!r} joins inputs that end, and these streams do not say when they do; leave "
+            f"algorithm= out, or {instead}"
+        )
 
 
 def _group_count(frame: DataFrame, partitions: int | None, columns: Sequence[str | None]) -> int:
@@ -155,102 +239,3 @@ def _group_count(frame: DataFrame, partitions: int | None, columns: Sequence[str
             f"leave partitions= out, or add an equality"
         )
     return 1
-
-
-def _output_schema(spec: MultiSpec, schemas: Sequence[st.StructType]) -> st.StructType:
-    types = [schemas[number].fields[i].dataType for number, kept in enumerate(spec.kept) for i in kept]
-    return st.StructType([st.StructField(name, type_) for name, type_ in zip(spec.schema.names, types, strict=True)])
-
-
-@dataclass(frozen=True)
-class MultiFactory(Recipe):
-    """A join of several inputs and the name of its algorithm.
-
-    >>> import pyarrow as pa
-    >>> schema = pa.schema({"id": pa.int64()})
-    >>> MultiFactory.of(MultiSpec.of({"r": schema, "s": schema}, "r.id = s.id"), "auto").algorithm
-    'confluence'
-    """
-
-    spec: MultiSpec
-    algorithm: str
-
-    @classmethod
-    def of(cls, spec: MultiSpec, algorithm: str) -> MultiFactory:
-        """A factory for an algorithm; an error if there is none of this name, or it cannot carry out the spec."""
-        name = algorithm if algorithm != "auto" else "miner" if spec.has_bands else "confluence"
-        if name not in planner.MULTIWAY:
-            known = ", ".join(sorted(planner.MULTIWAY))
-            raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {known}")
-        found = cls(spec, name)
-        found.build(found.least_memory(), MemoryStore()).close()  # says what it cannot do
-        return found
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the join and its algorithm."""
-        return f"{self.spec.fingerprint}-{self.algorithm}"
-
-    def described(self) -> dict[str, Any]:
-        """The join for its state."""
-        return described("multijoin", self.spec, self.algorithm)
-
-    def least_memory(self) -> int:
-        """The smallest budget the algorithm can work in."""
-        return planner.MULTIWAY[self.algorithm].least_memory(self.spec)
-
-    @property
-    def punctuated(self) -> bool:
-        """Whether it makes use of punctuations."""
-        return False
-
-    def punctuations(self, told: Punctuations) -> Iterator[Punctuate]:
-        """What an operator is told of these."""
-        return iter(())
-
-    def rows_held(self, operator: Keepable, seen: int) -> int:
-        """Rows that are remembered."""
-        return seen
-
-    def build(self, memory: int, store: Store) -> Keepable:
-        """An operator that has seen nothing."""
-        return planner.build_multiway(self.spec, memory, store, self.algorithm)
-
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
-        """An operator that goes on where the snapshot was taken."""
-        return planner.MULTIWAY[self.algorithm].restore(self.spec, snapshot, memory, store)
-
-
-def routes(spec: MultiSpec) -> list[str | None]:
-    """The column of each input by whose value its rows are sent to their group; None: they are copied to all groups.
-
-    Columns that conditions make equal, directly or through others, are of one class. The class that most inputs have
-    a column of decides (the first, if there are several); a whole result has one value of it, so it is found in one
-    group, whatever is copied. The preserved input is never copied: only classes count that have a column of it.
-
-    >>> import pyarrow as pa
-    >>> schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
-    >>> inputs = {name: schema for name in "rst"}
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.a = t.b"]))
-    ['a', 'a', 'b']
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"]))
-    ['a', 'a', None]
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"], how={"t": "left"}))
-    [None, 'b', 'b']
-    """
-    classes: list[set[tuple[int, str]]] = []
-    for edge in spec.edges:
-        if edge.width is None:
-            ends = {(edge.first, edge.first_column), (edge.second, edge.second_column)}
-            touched = [each for each in classes if each & ends]
-            classes = [each for each in classes if not each & ends]
-            classes.append(ends.union(*touched))
-    if spec.preserved is not None:
-        classes = [each for each in classes if any(number == spec.preserved for number, _ in each)]
-    order = [(edge.first, edge.first_column) for edge in spec.edges]
-    best = max(
-        sorted(classes, key=lambda each: min(order.index(end) for end in each if end in order)),
-        key=lambda each: len({number for number, _ in each}),
-        default=set[tuple[int, str]](),
-    )
-    return [min((column for i, column in best if i == number), default=None) for number in range(len(spec.names))]

@@ -129,7 +129,7 @@ class Tagging:
         kind = fn.lit(number)
         if self._ticks(number):
             kind = fn.when(sign != 0, fn.lit(self.layout.first_tick + number)).otherwise(kind)
-        if self.layout.wakes:
+        if self.layout.wakes and not self._is_copied(number):
             plain = plain.withColumn(_WAKE, self._wakes(number, self.groups))
             itself = fn.struct(own.alias(_PLACE), kind.alias(_KIND))
             waking = fn.lit(len(self.schemas)).alias(_KIND)

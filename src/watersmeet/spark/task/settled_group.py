@@ -19,15 +19,16 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from watersmeet.core.errors import SegmentError
+from watersmeet.core.errors import BudgetError, SegmentError
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot
+from watersmeet.memory import format_bytes
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.spark.state.directory import ROWS, GroupState
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spark.task.operator_cache import Keepable
-from watersmeet.spark.task.operator_group import BatchCounts, hand_over, row_after_end, work_off
+from watersmeet.spark.task.operator_group import BatchCounts, Shares, hand_over, row_after_end, work_off
 from watersmeet.spill.store import Store
 
 _KEPT_SHARE = 4
@@ -44,7 +45,7 @@ class Settling(Keepable, Protocol):
 
     @property
     def runs(self) -> list[list[SortedRun]]:
-        """Those of each input."""
+        """Those of each input, each row once."""
         ...
 
     def end_batch(self) -> None:
@@ -66,9 +67,25 @@ class SettlingFactory(Protocol):
         """What errors call the inputs."""
         ...
 
+    def least_memory(self) -> int:
+        """The smallest budget the operator can work in."""
+        ...
+
     def settling(self, memory: int, store: Store, before: Snapshot | None, open_run: OpenRun) -> Settling:
         """An operator whose rows settle at the end of a batch: as of a snapshot, or one that has seen nothing."""
         ...
+
+
+def check_memory(memory: int, factory: SettlingFactory) -> None:
+    """Refuse a budget in which a task cannot work."""
+    least = factory.least_memory()
+    if not factory.settles:
+        Shares.check(memory, least)
+    elif memory < least:
+        raise BudgetError(
+            f"{format_bytes(memory)} of memory are too little for a task of this join; allow at least "
+            f"{least} bytes ({format_bytes(least)})"
+        )
 
 
 class SettledGroup:
@@ -111,10 +128,9 @@ class SettledGroup:
             snapshot = None if operator.phase == "done" else operator.snapshot()
             self.counts.peak = operator.budget.peak
             self.counts.written = store.bytes_written
-            runs = [] if snapshot is None else operator.runs
-            rows = [sum(run.rows for run in each) for each in runs]
+            rows = [] if snapshot is None else [sum(run.rows for run in each) for each in operator.runs]
             self.counts.state_rows = sum(rows)
-            self.counts.state_bytes = sum(run.nbytes for each in runs for run in each)
+            self.counts.state_bytes = 0 if snapshot is None else sum(map(store.size, snapshot.segments))
         except BaseException as error:
             store.abandon()
             if isinstance(error, SegmentError):

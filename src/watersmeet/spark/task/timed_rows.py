@@ -2,7 +2,7 @@
 
 Spark delivers a batch's rows in any order, so within a batch there is no sooner or later but that of the rows' own
 times. A row is late if its input had come further, by more than the lateness, in the batches before; it counts as if it
-had come before the rest of its batch, those of the left input before those of the right. Rows that are in time may come
+had come before the rest of its batch, those of the first input before those of the next. Rows that are in time may come
 in any order: whether they meet is told by their times alone.
 """
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import LateRowError
+from watersmeet.matching.multi_windows import ManyTiming
 from watersmeet.records.times import NEVER, Timing
 from watersmeet.spark.task.ordered_rows import Arrivals
 from watersmeet.spill.store import Store
@@ -27,7 +28,7 @@ _FEWEST_ROWS = 1024
 
 
 class TimedArrivals(Arrivals):
-    """The rows of both inputs of a micro-batch; in memory at most twice `limit` bytes of them.
+    """The rows of all inputs of a micro-batch; in memory at most twice `limit` bytes of them.
 
     >>> from watersmeet.core.spec import parse_on
     >>> from watersmeet.core.windows import WindowJoinSpec, parse_windows
@@ -40,7 +41,9 @@ class TimedArrivals(Arrivals):
     ([[10], [20, 30]], [1, 0], [30, -9223372036854775808])
     """
 
-    def __init__(self, schemas: Sequence[pa.Schema], timing: Timing, limit: int, scratch: Callable[[], Store]) -> None:
+    def __init__(
+        self, schemas: Sequence[pa.Schema], timing: Timing | ManyTiming, limit: int, scratch: Callable[[], Store]
+    ) -> None:
         super().__init__(schemas, limit, scratch)
         self.newest = [NEVER] * len(schemas)
         """The newest time of each input."""
@@ -74,7 +77,7 @@ class TimedArrivals(Arrivals):
         if newest == NEVER:
             return most
         span = newest - self._oldest[number] + 1
-        window = newest - self._timing.expired_before(number, newest, 0)
+        window = newest - self._timing.kept_from(number, newest)
         return min(most, max(_FEWEST_ROWS, self.rows[number] * window // span))
 
     def after(self, newest: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch]]:

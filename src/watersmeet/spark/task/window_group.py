@@ -22,6 +22,7 @@ from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import Arrive, Event, Snapshot, Stall
 from watersmeet.engine.shell import Operator
 from watersmeet.records.times import NEVER
+from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.publication import described, publish
@@ -36,7 +37,7 @@ class WindowCounts:
     """What a batch did to a group."""
 
     results: int = 0
-    late: list[int] = field(default_factory=lambda: [0, 0])
+    late: list[int] = field(default_factory=list)
     peak: int = 0
     spilled: int = 0
     written: int = 0
@@ -50,7 +51,12 @@ class WindowGroup:
     kind: ClassVar[type[Any]] = Operator
 
     def __init__(
-        self, factory: WindowFactory, shares: Shares, group: GroupState, kept: KeptOperators, newest: Sequence[int]
+        self,
+        factory: WindowFactory | MultiFactory,
+        shares: Shares,
+        group: GroupState,
+        kept: KeptOperators,
+        newest: Sequence[int],
     ) -> None:
         """`newest` are the times that the inputs had reached before the batch, in all groups."""
         self.counts = WindowCounts()
@@ -78,8 +84,7 @@ class WindowGroup:
         if due is not None and self._is_due(due):
             return True
         return any(
-            last is not None and last < self._timing.expired_before(side, self._newest[1 - side], 0)
-            for side, last in enumerate(held)
+            last is not None and last < self._timing.passed(side, self._newest) for side, last in enumerate(held)
         )
 
     def visited(self, arrivals: TimedArrivals) -> Iterator[pa.RecordBatch]:
@@ -157,7 +162,7 @@ class WindowGroup:
     def _is_due(self, due: Sequence[int | None]) -> bool:
         """Whether a time has come that results wait for, or rows of an input."""
         final = min(map(self._timing.late_before, self._newest))
-        passed = [final, *(self._timing.expired_before(side, self._newest[1 - side], 0) for side in (0, 1))]
+        passed = [final, *(self._timing.passed(side, self._newest) for side in range(len(self._newest)))]
         return any(time is not None and time < before for time, before in zip(due, passed, strict=True))
 
     def _due(self, operator: Operator) -> list[int | None] | None:
@@ -166,7 +171,7 @@ class WindowGroup:
 
     def _held(self, operator: Operator, arrivals: TimedArrivals) -> list[int | None]:
         """The newest time of the rows of each input that the group holds; None if all have expired."""
-        before = self._before["held"] if self._before else [None, None]
+        before = self._before["held"] if self._before else [None] * len(self._newest)
         held: list[int | None] = []
         for side, last in enumerate(before):
             newest = max(NEVER if last is None else last, arrivals.newest[side])

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from watersmeet.core.protocol import Arrive, End, Event
 from watersmeet.records.times import NEVER
+from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
@@ -31,7 +32,7 @@ from watersmeet.spill.file_store import FileStore
 class WindowTask:
     """The function of `mapInArrow`: a streaming window join's if it has a state directory, else a batch one's."""
 
-    factory: WindowFactory
+    factory: WindowFactory | MultiFactory
     layout: RowLayout
     memory: int
     groups: int
@@ -72,7 +73,7 @@ class WindowTask:
             if number is None:
                 return
             idle = self.factory.idle
-            marks = Marks(directory, 2 if idle is None else 4, NEVER)
+            marks = Marks(directory, len(arrivals.rows) * (1 if idle is None else 2), NEVER)
             before = marks.before()
             silences = None if idle is None else Silences(before, idle, arrivals.at, arrivals.spoke)
             newest = before if silences is None else silences.newest
