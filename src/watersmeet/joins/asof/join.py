@@ -275,6 +275,12 @@ class AsofJoin(RoomFirst, Operator):
         """How many rows are remembered, in memory and on disk."""
         return self.left.count + self.right.count
 
+    @property
+    def runs(self) -> list[list[SortedRun]]:
+        """Those of each input; of the right one's with runs of their times."""
+        right = [run for each in self.right.runs for run in each.timed.both]
+        return [[each.run for each in self.left.runs], right]
+
     def rows_taken(self, side: int, keys: Int64, newest: int) -> None:
         """Rows have come into memory."""
         if side == _LEFT:

@@ -10,6 +10,7 @@ from watersmeet.core.asof import AsofSpec
 from watersmeet.core.protocol import Snapshot
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofTiming
+from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
@@ -62,6 +63,6 @@ class AsofFactory(Recipe):
         """An operator that has seen nothing."""
         return planner.build_asof(self.spec, memory, store, **dict(self.options))
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> AsofJoin:
-        """An operator that goes on where the snapshot was taken."""
-        return AsofJoin.restore(self.spec, snapshot, memory, store, **dict(self.options))
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun | None = None) -> AsofJoin:
+        """An operator that goes on where the snapshot was taken; `open_run` knows which runs are open."""
+        return AsofJoin.restore(self.spec, snapshot, memory, store, open_run=open_run, **dict(self.options))

@@ -92,6 +92,6 @@ class JoinFactory(Recipe):
         """An operator that has seen nothing."""
         return planner.build(self.spec, memory, store, self.algorithm)
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Operator:
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun) -> Operator:
         """An operator that goes on where the snapshot was taken."""
         return planner.ALGORITHMS[self.algorithm].restore(self.spec, snapshot, memory, store)

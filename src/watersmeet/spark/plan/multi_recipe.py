@@ -70,7 +70,7 @@ class MultiFactory(Recipe):
         """An operator that has seen nothing."""
         return planner.build_multiway(self.spec, memory, store, self.algorithm)
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Any:
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun) -> Any:
         """An operator that goes on where the snapshot was taken."""
         return self._kind.restore(self.spec, snapshot, memory, store)
 

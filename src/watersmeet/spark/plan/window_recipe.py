@@ -13,7 +13,9 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.shell import Operator
+from watersmeet.joins.confluence import Confluence
 from watersmeet.records.times import Timing
+from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
 from watersmeet.spill.store import Store
@@ -98,7 +100,9 @@ class WindowFactory(Recipe):
         """An operator that has seen nothing."""
         return planner.build_window(self.spec, memory, store, self.algorithm, **dict(self.options))
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Operator:
-        """An operator that goes on where the snapshot was taken."""
-        kind = planner.WINDOW_ALGORITHMS[self.algorithm]
-        return kind.restore(self.spec, snapshot, memory, store, **dict(self.options))
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun | None = None) -> Operator:
+        """An operator that goes on where the snapshot was taken; `open_run` knows which runs are open."""
+        kind, told = planner.WINDOW_ALGORITHMS[self.algorithm], dict(self.options)
+        if open_run is not None and issubclass(kind, Confluence):
+            told["open_run"] = open_run
+        return kind.restore(self.spec, snapshot, memory, store, **told)

@@ -36,7 +36,6 @@ from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figure_names, figures_row, with_figures
-from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.timed_rows import TimedArrivals
 from watersmeet.spark.task.window_group import WindowGroup
@@ -205,7 +204,7 @@ class _Slot:
         self._before = self._marks.before()
         self._newest = [NEVER] * INPUTS
         # Elsewhere, two attempts at once may both publish, and this one may not be the last.
-        self._kept = kept_operators.WORKER if isinstance(place, Path) else KeptOperators()
+        self._kept = kept_operators.WORKER if isinstance(place, Path) else kept_operators.forgetful()
         self._shares = self._shared()
         self._timing = Timing(task.factory.spec)
         self._delays = Delays(task.times)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -17,6 +17,8 @@ from watersmeet.spark.state.store import VersionedStore
 
 MOST_KEPT = 256
 """Runs that a worker keeps mapped."""
+_GONE = 0, 0, 0
+"""The stamp of no file."""
 
 
 class OpenRuns:
@@ -40,6 +42,18 @@ class OpenRuns:
             self._open.popitem(last=False)
         return found[1]
 
+    def take_over(self, store: VersionedStore, runs: Iterable[SortedRun]) -> None:
+        """Runs that somebody has mapped, or written, who does not need them any more; those whose files are gone go."""
+        for path in [path for path in self._open if _stamp(path) == _GONE]:
+            del self._open[path]
+        for run in runs:
+            path = store.path_of(run.name)
+            stamp = _stamp(path)
+            if stamp != _GONE and path not in self._open:
+                self._open[path] = stamp, run
+        while len(self._open) > self._most:
+            self._open.popitem(last=False)
+
     def release(self, keep: int = 0) -> None:
         """Let what was read leave this process's memory, unless all runs that were used have `keep` bytes at most.
 
@@ -51,11 +65,11 @@ class OpenRuns:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    """What changes when a file is replaced or written to; zeros if it is gone."""
+    """What changes when a file is replaced or written to."""
     try:
         found = os.stat(path)  # noqa: PTH116 - asked for each run of each task
     except OSError:
-        return 0, 0, 0
+        return _GONE
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -31,6 +31,11 @@ def current_partition() -> int | None:
     return None if context is None else context.partitionId()
 
 
+def answers_for_all() -> bool:
+    """Whether this task notes that a batch has begun, even without a row; others without rows touch no file."""
+    return current_partition() in (None, 0)
+
+
 def current_batch() -> tuple[Batch, str]:
     """Which batch of which query this task is part of."""
     context = TaskContext.get()

@@ -1,19 +1,26 @@
 """Operators that a worker process keeps from one batch to the next, so that it need not restore them.
 
 Only a shortcut: a task takes a kept operator if it is exactly where the state directory says the group is, as of the
-very attempt that was published; else it restores the group's snapshot, and any worker can.
+very attempt that was published; else it restores the group's snapshot, and any worker can. One that has an operator of
+an older version catches up: the runs that this one has, mapped and checked, are those of the new one, and only what has
+come since is opened.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from watersmeet.core.errors import SegmentError
 from watersmeet.core.protocol import JoinOperator, Snapshot
 from watersmeet.memory import Budget
+from watersmeet.runs.sorted_run import OpenRun, SortedRun
+from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import GroupState
+from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spill.store import Store
 
@@ -33,12 +40,13 @@ class Keepable(JoinOperator, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An operator, its store, the attempt whose manifest describes it, and the memory that it was given."""
+    """An operator, its store, the attempt whose manifest describes it, the memory that it was given, and its runs."""
 
     operator: Keepable
     store: VersionedStore
     attempt: str
     memory: int
+    runs: Sequence[SortedRun] = ()
 
 
 class Factory(Protocol):
@@ -48,15 +56,17 @@ class Factory(Protocol):
         """An operator that has seen nothing."""
         ...
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
-        """An operator that goes on where the snapshot was taken."""
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun) -> Keepable:
+        """An operator that goes on where the snapshot was taken; `open_run` knows which runs are open."""
         ...
 
 
 class KeptOperators:
     """The operators of a process, least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: OpenRuns | None = None) -> None:
+        self.opened = OpenRuns() if opened is None else opened
+        """Runs of operators that are there, and of those that were."""
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
     @property
@@ -88,7 +98,8 @@ class KeptOperators:
             return factory.build(memory, store), store
         store = VersionedStore(group, before["files"])
         try:
-            return factory.restore(Snapshot.from_json(before["snapshot"]), memory, store), store
+            snapshot, open_run = Snapshot.from_json(before["snapshot"]), partial(self.opened.get, store)
+            return factory.restore(snapshot, memory, store, open_run), store
         except SegmentError as error:
             raise store.named(error) from error
 
@@ -96,6 +107,7 @@ class KeptOperators:
         """A group's operator if it is as of this attempt; what is not is dropped."""
         found = self._kept.pop(place, None)
         if found is not None and found.attempt != attempt:
+            self.opened.take_over(found.store, found.runs)
             found.operator.close()
             return None
         return found
@@ -110,5 +122,10 @@ class KeptOperators:
         self._kept[place] = kept
 
 
-WORKER = KeptOperators()
+WORKER = KeptOperators(open_runs.WORKER)
 """This process's own."""
+
+
+def forgetful() -> KeptOperators:
+    """For a task whose operator nobody can go on with: only runs stay."""
+    return KeptOperators(open_runs.WORKER)

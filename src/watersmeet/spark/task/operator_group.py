@@ -21,6 +21,7 @@ from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, SegmentError, SnapshotError, SourceError
 from watersmeet.core.protocol import Arrive, End, Event, JoinOperator, Punctuate, Snapshot, Stall, Status
 from watersmeet.memory import format_bytes
+from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spark.state.directory import RESULTS, GroupState
 from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
@@ -83,8 +84,8 @@ class OperatorFactory(Protocol):
         """An operator that has seen nothing."""
         ...
 
-    def restore(self, snapshot: Snapshot, memory: int, store: Store) -> Keepable:
-        """An operator that goes on where the snapshot was taken."""
+    def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun) -> Keepable:
+        """An operator that goes on where the snapshot was taken; `open_run` knows which runs are open."""
         ...
 
 

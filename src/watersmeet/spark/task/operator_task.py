@@ -6,7 +6,7 @@ A verb adds an `OperatorFactory`; nothing here knows what its operator does.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, scratch_directory, state_place
+from watersmeet.spark.task.context import answers_for_all, current_batch, scratch_directory, state_place
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
 from watersmeet.spark.task.operator_group import BatchCounts, OperatorFactory, OperatorGroup, Shares, hand_over
@@ -83,14 +83,18 @@ class OperatorTask:
         owner = Owner(
             self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id
         )  # fmt: skip
-        directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
+        begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         if isinstance(self.factory, SettlingFactory) and self.factory.settles:
-            yield from self._settled(self.factory, directory, batches, began)
+            yield from self._settled(self.factory, begin, batches, began)
         else:
-            yield from self._with_results(directory, batches, began)
+            yield from self._with_results(begin, batches, began)
 
     def _settled(
-        self, factory: SettlingFactory, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float
+        self,
+        factory: SettlingFactory,
+        begin: Callable[[], StateDirectory],
+        batches: Iterator[pa.RecordBatch],
+        began: float,
     ) -> Iterator[pa.RecordBatch]:
         """By the end of a batch nothing is owed: results are handed out as they are found."""
         with ExitStack() as stack:
@@ -103,8 +107,10 @@ class OperatorTask:
             pieces = incoming.pieces(batches)
             first = next(pieces, None)
             if incoming.group is None:
+                if answers_for_all():
+                    begin()
                 return
-            group = SettledGroup(factory, memory, directory.group(incoming.group), open_runs.WORKER)
+            group = SettledGroup(factory, memory, begin().group(incoming.group), open_runs.WORKER)
             rows = pieces if first is None else chain([first], pieces)
             promises = None if told is None else partial(self._promises, told)
             for results in with_figures(group.results(rows, lambda: incoming.ended, promises)):
@@ -118,7 +124,7 @@ class OperatorTask:
         return self.factory.punctuations(told) if any(told.rows) else None
 
     def _with_results(
-        self, directory: StateDirectory, batches: Iterator[pa.RecordBatch], began: float
+        self, begin: Callable[[], StateDirectory], batches: Iterator[pa.RecordBatch], began: float
     ) -> Iterator[pa.RecordBatch]:
         """Which pairs are found in which batch depends on much: what the batch gave is published with its state."""
         # Sorting takes as much again of either.
@@ -132,10 +138,13 @@ class OperatorTask:
             for number, rows in incoming.pieces(batches):
                 arrivals.add(number, rows)
             if incoming.group is None:
+                if answers_for_all():
+                    begin()
                 return
+            directory = begin()
             group = directory.group(incoming.group)
             # Elsewhere, two attempts at once may both publish: as both begin from the snapshot, they find the same.
-            kept = kept_operators.WORKER if isinstance(directory.path, Path) else kept_operators.KeptOperators()
+            kept = kept_operators.WORKER if isinstance(directory.path, Path) else kept_operators.forgetful()
             work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
             outcome = work.run(arrivals, frozenset(incoming.ended), told)
         yield from with_figures(outcome.results)

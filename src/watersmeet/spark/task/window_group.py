@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -93,7 +94,8 @@ class WindowGroup:
             return
         self._kept.make_room(self._shares.kept)
         store = VersionedStore(self._group, self._before["files"])
-        operator = self._factory.restore(Snapshot.from_json(self._before["snapshot"]), self._shares.operator, store)
+        snapshot, open_run = Snapshot.from_json(self._before["snapshot"]), partial(self._kept.opened.get, store)
+        operator = self._factory.restore(snapshot, self._shares.operator, store, open_run)
         try:
             operator.advance(self._newest)
             for batch in hand_over(operator, self._judged(arrivals)):
@@ -105,6 +107,7 @@ class WindowGroup:
         finally:
             operator.close()
             store.abandon()
+            self._kept.opened.release(keep=self._shares.kept)
 
     def results(self, arrivals: TimedArrivals) -> Iterator[pa.RecordBatch]:
         """Take the batch's rows, and hand out what they lead to; then the state is to be published."""
@@ -135,7 +138,9 @@ class WindowGroup:
             operator.close()
         else:  # whoever goes on from this attempt's state may take it; if it is never published, nobody does
             memory = self._shares.operator
-            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt, memory))
+            runs = [run for each in getattr(operator, "runs", ()) for run in each]  # not all joins have such
+            self._kept.keep(self._group.place, Kept(operator, store, self._group.attempt, memory, runs))
+        self._kept.opened.release(keep=self._shares.kept)
 
     def publish(self) -> None:
         """Make this the state after the batch, unless another attempt was first."""

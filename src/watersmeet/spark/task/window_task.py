@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,13 @@ from watersmeet.spark.state.directory import GroupState, Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES, Place
 from watersmeet.spark.state.watermarks import Marks, Silences
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.context import current_batch, current_partition, scratch_directory, state_place
+from watersmeet.spark.task.context import (
+    answers_for_all,
+    current_batch,
+    current_partition,
+    scratch_directory,
+    state_place,
+)
 from watersmeet.spark.task.delays import Delays
 from watersmeet.spark.task.figures import Figures, figures_row, with_figures
 from watersmeet.spark.task.operator_group import Shares, hand_over
@@ -65,20 +72,23 @@ class WindowTask:
             self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick, describe=self.factory.described,
             by_id=self.numbered,
         )  # fmt: skip
-        directory = StateDirectory(path, owner, batch, self.retain, self.cache_bytes)
+        begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:
             number = self._take(batches, arrivals)
             if number is None and self.numbered and self.factory.waits_for_time:
                 number = current_partition()  # what waits for its time comes also where no rows come
             if number is None:
+                if answers_for_all():
+                    begin()
                 return
+            directory = begin()
             idle = self.factory.idle
             marks = Marks(directory, len(arrivals.rows) * (1 if idle is None else 2), NEVER)
             before = marks.before()
             silences = None if idle is None else Silences(before, idle, arrivals.at, arrivals.spoke)
             newest = before if silences is None else silences.newest
             # Elsewhere, two attempts at once may both publish, and this one may not be the last.
-            kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.KeptOperators()
+            kept = kept_operators.WORKER if isinstance(path, Path) else kept_operators.forgetful()
             group = self._group(Shares.of(self.memory), directory.group(number), kept, newest)
             told = arrivals.newest if silences is None else silences.told(arrivals.newest)
             if any(own > known for own, known in zip(told, before, strict=True)):
