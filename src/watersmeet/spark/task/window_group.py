@@ -60,7 +60,7 @@ class WindowGroup:
         newest: Sequence[int],
     ) -> None:
         """`newest` are the times that the inputs had reached before the batch, in all groups."""
-        self.counts = WindowCounts()
+        self.counts = WindowCounts(late=[0] * len(newest))
         self._factory = factory
         self._group = group
         self._kept = kept
