@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as fn
 
 from spark.frames import own_join, random_frames, rows_in, rows_of
 from watersmeet.spark import join
@@ -97,6 +98,33 @@ def test_several_batches_a_restart_and_a_replay(spark: Any, tmp_path: Path) -> N
     assert first.num_rows > 0
     assert rows_in(first) == rows_in(again)
     assert streams.found() == streams.expected()
+
+
+def test_a_query_is_started_again_with_new_columns(spark: Any, tmp_path: Path) -> None:
+    streams = Streams(spark, tmp_path, ["id"])
+
+    def add(number: int, grown: bool) -> None:
+        rows = [(i % 7, 10 * number + i) for i in range(40)]
+        left, right = (spark.createDataFrame(rows, f"id long, {side} long") for side in "lr")
+        if grown:
+            left, right = (
+                left.withColumn("word", fn.concat(fn.lit("w"), "l")),
+                right.withColumn("half", fn.expr("r / 2")),
+            )
+        streams.add(left, right)
+
+    add(0, grown=False)
+    add(1, grown=False)
+    streams.run()
+    add(2, grown=True)
+    streams.run()
+    # What came before the columns did has NULL in them, in results of before and of now.
+    now = streams.seen[2][-1]
+    assert now.column_names == ["id", "l", "word", "r", "half"]
+    assert 0 < now.column("word").null_count < now.num_rows
+    before = [attempts[-1].to_pandas().assign(word=None, half=None) for attempts in map(streams.seen.get, (0, 1))]
+    widened = [pa.Table.from_pandas(each[now.column_names], schema=now.schema) for each in before]
+    assert rows_in(pa.concat_tables([*widened, now])) == streams.expected()
 
 
 def test_every_task_fails_after_its_state_was_published_and_the_sink_has_every_pair_once(

@@ -171,6 +171,12 @@ class OpenedState:
             return None
         self.refuse_others()
         snapshot = Snapshot.from_json(version.manifest["snapshot"])
+        if any(join.startswith(f"{snapshot.fingerprint}-") for join in self.owner.get("earlier", ())):
+            raise SnapshotError(
+                f"{self.group_path(version.group)} has rows from before the inputs had their last columns, which they "
+                f"get with the next rows of the group; run the query until all groups have had rows, or until then "
+                f"use 'show' and 'verify'"
+            )
         store = store or self.store(version)
         memory = max(MEMORY, snapshot.state["memory"])
         try:

@@ -34,6 +34,11 @@ class AsofFactory(Recipe):
         return described("asof_join", self.spec, AsofJoin.name, self.options)
 
     @property
+    def grows(self) -> bool:
+        """Whether its state can be given new columns: it is all in runs."""
+        return True
+
+    @property
     def late(self) -> str:
         """What becomes of late rows."""
         return self.spec.times.late

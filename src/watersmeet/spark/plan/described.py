@@ -31,14 +31,14 @@ _SPECS: dict[str, type[JoinSpec]] = {
     "parallel_join": WindowJoinSpec,
     "asof_join": AsofSpec,
 }
-_TOLD = ("on", "how", "suffixes", "promises", "window", "times")
+_TOLD = ("on", "how", "suffixes", "promises", "window", "times", "edges", "preserved")
 """What a spec says beside its inputs."""
 
 
 def described(verb: str, spec: Any, algorithm: str, options: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
     """A join for its state."""
     inputs = [_input(name, spec.input(number)) for number, name in enumerate(spec.names)]
-    told = {name: _packed(getattr(spec, name)) for name in _TOLD if verb in _SPECS and hasattr(spec, name)}
+    told = {name: _packed(getattr(spec, name)) for name in _TOLD if hasattr(spec, name)}
     return {"verb": verb, "algorithm": algorithm, "inputs": inputs, "options": _packed(tuple(options)), **told}
 
 

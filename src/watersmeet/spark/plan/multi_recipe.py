@@ -112,6 +112,11 @@ class MultiFactory(Recipe):
         return False
 
     @property
+    def grows(self) -> bool:
+        """Whether its state can be given new columns: with windows, rows in memory are part of it."""
+        return False
+
+    @property
     def late(self) -> str:
         """What becomes of late rows."""
         assert self.spec.window is not None

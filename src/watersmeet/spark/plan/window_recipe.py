@@ -80,6 +80,11 @@ class WindowFactory(Recipe):
         return self.spec.window.emit == "final" or any(self.spec.kind.preserved)
 
     @property
+    def grows(self) -> bool:
+        """Whether its state can be given new columns: if it is all in runs."""
+        return self.algorithm == Confluence.name and self.spec.window.emit == "early"
+
+    @property
     def late(self) -> str:
         """What becomes of late rows."""
         return self.spec.window.late

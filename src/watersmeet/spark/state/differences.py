@@ -7,7 +7,7 @@ from typing import Any
 
 _WORDS = {
     "on": "on=", "how": "how=", "suffixes": "suffixes=", "promises": "promises=", "window": "the windows",
-    "times": "what is said of times", "options": "the algorithm's options",
+    "times": "what is said of times", "options": "the algorithm's options", "edges": "on=", "preserved": "how=",
 }  # fmt: skip
 
 
@@ -30,6 +30,24 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for old, new in zip(before["inputs"], now["inputs"], strict=True):
         found += _columns(old, new)
     return found + [f"{word} differs" for name, word in _WORDS.items() if before.get(name) != now.get(name)]
+
+
+def only_new_columns(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether inputs have more columns behind those that they had, and nothing else is different.
+
+    >>> before = {"verb": "join", "how": "semi", "inputs": [{"name": "left", "columns": [["id", "int64"]]}]}
+    >>> only_new_columns(before, {**before, "inputs": [{"name": "left", "columns": [["id", "int64"], ["w", "bool"]]}]})
+    True
+    >>> only_new_columns(before, {**before, "inputs": [{"name": "left", "columns": [["w", "bool"], ["id", "int64"]]}]})
+    False
+    """
+    told = before["inputs"], now["inputs"]
+    if len(told[0]) != len(told[1]) or {**before, "inputs": 0} != {**now, "inputs": 0}:
+        return False
+    return all(
+        old["name"] == new["name"] and new["columns"][: len(old["columns"])] == old["columns"]
+        for old, new in zip(*told, strict=True)
+    )
 
 
 def _columns(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

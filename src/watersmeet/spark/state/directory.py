@@ -24,13 +24,13 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
-from watersmeet.spark.state.differences import differences
+from watersmeet.spark.state.differences import differences, only_new_columns
 from watersmeet.spark.state.files import (
     checked_json,
     make_directory,
@@ -59,7 +59,7 @@ _SWEEP_EVERY = 8
 _KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
 """Of manifests that this process has read: when they were written, and the files that they name."""
 _MOST_KNOWN = 4_096
-_BEGUN: dict[str, tuple[Any, Lineage, str, int]] = {}
+_BEGUN: dict[str, tuple[Any, Lineage, str, int, Mapping[str, Any]]] = {}
 """Of state in buckets: the last batch that this process has begun there, and what it was told."""
 _LOOKED_FOR = 2
 """In a bucket whose listings may lag behind: manifests of so many batches before this one are asked for by name."""
@@ -80,6 +80,8 @@ class Owner:
     """What the join is, for those who look into its state without the query: see `plan.described`."""
     by_id: bool = True
     """Whether Spark is given the numbers of groups, as from 4.1 on; else it hashes the key's hash once more."""
+    grows: bool = False
+    """Whether inputs may have columns behind those that the state knows (see `task.new_columns`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,19 @@ class StateDirectory:
         self._batches = path / "batches"
         self._division = ""
         self._divided_after = -1
+        self._earlier: Mapping[str, Any] = {}
         who = batch, owner.fingerprint, owner.groups, owner.query, owner.by_id
         known = _BEGUN.get(str(path)) if in_bucket(path) else None
         if known is not None and known[0] == who:
             # Another task of this process has asked. What has changed since is told by names: those of a run that is
             # not the last any more are void, whatever it still writes.
-            self._lineage, self._division, self._divided_after = known[1:]
+            self._lineage, self._division, self._divided_after, self._earlier = known[1:]
             return
         self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
         if in_bucket(path):
-            _BEGUN[str(path)] = who, self._lineage, self._division, self._divided_after
+            _BEGUN[str(path)] = who, self._lineage, self._division, self._divided_after, self._earlier
 
     @property
     def lineage(self) -> Lineage:
@@ -129,7 +132,7 @@ class StateDirectory:
         """The state of one group of keys."""
         path = self.path / group_name(number, self._division)
         make_directory(path)
-        return GroupState(path, self.batch, self._retain, self._lineage, self._cache_bytes)
+        return GroupState(path, self.batch, self._retain, self._lineage, self._cache_bytes, self._earlier)
 
     def _check_owner(self, owner: Owner) -> None:
         target = self.path / "state.json"
@@ -159,7 +162,14 @@ class StateDirectory:
                 f"the state in {self.path} belongs to query {found['query']}, not to this one ({owner.query}); choose "
                 f"another state directory, or start the query with the checkpoint that belongs to the state"
             )
-        if found["join"] != owner.fingerprint:
+        has_grown = (
+            owner.grows
+            and owner.describe is not None
+            and found["join"] != owner.fingerprint
+            and "described" in found
+            and only_new_columns(found["described"], owner.describe())
+        )
+        if found["join"] != owner.fingerprint and not has_grown:
             told = ""
             if owner.describe is not None and "described" in found:
                 told = f" ({'; '.join(differences(found['described'], owner.describe()))})"
@@ -180,7 +190,13 @@ class StateDirectory:
                 f"the state in {self.path} was begun with PySpark {older}, and {newer} sends rows to other groups; go "
                 f"on with the version that it was begun with, or start again with a new directory and checkpoint"
             )
+        if has_grown:
+            assert owner.describe is not None
+            earlier = {**found.get("earlier", {}), found["join"]: found["described"]}
+            found |= {"join": owner.fingerprint, "described": owner.describe(), "earlier": earlier}
+            publish(target, checked_json(found))
         self._division, self._divided_after = found.get("division", ""), found.get("divided_after", -1)
+        self._earlier = found.get("earlier", {})
 
     def _begin(self) -> None:
         """Take note that the batch has begun, once the one before is found to have been here."""
@@ -263,14 +279,22 @@ class GroupState:
     """One group's versions, as a task of one batch sees them."""
 
     def __init__(
-        self, path: Place, batch: Batch, retain: int, lineage: Lineage, cache_bytes: int = CACHE_BYTES
+        self,
+        path: Place,
+        batch: Batch,
+        retain: int,
+        lineage: Lineage,
+        cache_bytes: int = CACHE_BYTES,
+        earlier: Mapping[str, Any] | None = None,
     ) -> None:
+        """`earlier` is what the join was when inputs had fewer columns, by its fingerprint."""
         self.store = store_at(path, cache_bytes)
         self._path = path
         self._batch = batch
         self._retain = retain
         self._lineage = lineage
         self._attempt = f"{token(batch.run)}-{uuid.uuid4().hex[:12]}"
+        self._earlier = earlier or {}
         self._written = 0
         self._last = -1
         """The batch of which the group's state was, when this one began."""
@@ -289,6 +313,13 @@ class GroupState:
     def attempt(self) -> str:
         """What tells this attempt at the batch from all others."""
         return self._attempt
+
+    def columns_before(self, fingerprint: str) -> list[int] | None:
+        """How many columns each input had in a version of this join; None if it had as many as now."""
+        for join, told in self._earlier.items():
+            if join.startswith(f"{fingerprint}-"):
+                return [len(each["columns"]) for each in told["inputs"]]
+        return None
 
     def file(self, kind: str) -> str:
         """A new file's name, which no other attempt uses."""

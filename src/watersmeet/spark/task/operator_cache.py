@@ -22,6 +22,7 @@ from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spark.task.new_columns import with_new_columns
 from watersmeet.spill.store import Store
 
 
@@ -87,7 +88,8 @@ class KeptOperators:
         """
         kept = self.take(group.place, before["attempt"] if before else None)
         self.make_room(room)
-        if kept is not None and kept.memory != memory:
+        grown = before and before["snapshot"] and group.columns_before(before["snapshot"]["fingerprint"])
+        if kept is not None and (kept.memory != memory or grown):
             kept.operator.close()
             kept = None
         if kept is not None:
@@ -98,7 +100,8 @@ class KeptOperators:
             return factory.build(memory, store), store
         store = VersionedStore(group, before["files"])
         try:
-            snapshot, open_run = Snapshot.from_json(before["snapshot"]), partial(self.opened.get, store)
+            snapshot = Snapshot.from_json(before["snapshot"])
+            snapshot, open_run = with_new_columns(factory, group, snapshot, store, partial(self.opened.get, store))
             return factory.restore(snapshot, memory, store, open_run), store
         except SegmentError as error:
             raise store.named(error) from error

@@ -81,7 +81,8 @@ class OperatorTask:
         began = time.monotonic()
         batch, query = current_batch()
         owner = Owner(
-            self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id
+            self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id,
+            grows=isinstance(self.factory, SettlingFactory) and self.factory.settles,
         )  # fmt: skip
         begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         if isinstance(self.factory, SettlingFactory) and self.factory.settles:

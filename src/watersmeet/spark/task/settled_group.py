@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from watersmeet.spark.state.directory import ROWS, GroupState
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spark.task.new_columns import with_new_columns
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.operator_group import BatchCounts, Shares, hand_over, row_after_end, work_off
 from watersmeet.spill.store import Store
@@ -146,9 +147,12 @@ class SettledGroup:
         """The group's operator as of the batch before."""
         before = self._before
         store = VersionedStore(self._group, before["files"] if before else None)
-        snapshot = Snapshot.from_json(before["snapshot"]) if before else None
+        snapshot, open_run = None, cast(OpenRun, partial(self._opened.get, store))
         try:
-            return self._factory.settling(self._memory, store, snapshot, partial(self._opened.get, store)), store
+            if before:
+                snapshot = Snapshot.from_json(before["snapshot"])
+                snapshot, open_run = with_new_columns(self._factory, self._group, snapshot, store, open_run)
+            return self._factory.settling(self._memory, store, snapshot, open_run), store
         except SegmentError as error:
             raise store.named(error) from error
 
