@@ -1,5 +1,5 @@
 # Every target prepares what it needs: a machine with Python 3.11+ and make is enough.
-#   make demo     the main job, with live progress and a picture       make test    linters, then all tests
+#   make demo     the main job, with live progress and a picture       make test    linters and all tests
 #   make bench    speed, with peers in the same run                    make check   the linters alone
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
@@ -39,8 +39,12 @@ check: setup
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo
 
-test: check java browser
-	$(BIN)/pytest -q -n 2 --dist worksteal $(ARGS)
+# The linters beside the tests: mypy takes half a minute of one processor. What they say comes last, and either may fail.
+test: setup java browser
+	@said=$$(mktemp); linters=; trap 'rm -f "$$said"; kill $$linters 2>/dev/null' EXIT; trap 'exit 1' HUP INT TERM; \
+	$(MAKE) --no-print-directory check >"$$said" 2>&1 & linters=$$!; \
+	$(BIN)/pytest -q -n 2 --dist worksteal $(ARGS); tests=$$?; \
+	wait $$linters; lint=$$?; cat "$$said"; exit $$((tests ? tests : lint))
 
 chaos: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)

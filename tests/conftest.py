@@ -14,7 +14,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The first example of a property may have to compile kernels: neither a deadline nor "too slow" says anything then.
@@ -35,6 +37,24 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+_HERE = Path(__file__).parent
+_FIRST = ("spark", "conformance", "experiments", "cli", "live")
+"""Where single tests take seconds, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, in the order of their files: what two processes share at the end are thousands of short ones.
+
+    And Spark starts in one process alone: the other begins with the second half, and takes over from the end.
+    """
+
+    def place(item: pytest.Item) -> int:
+        parts = item.path.relative_to(_HERE).parts if item.path.is_relative_to(_HERE) else ()
+        return _FIRST.index(parts[0]) if parts and parts[0] in _FIRST else len(_FIRST)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
