@@ -18,6 +18,7 @@ from benchmarks.multiway import multiway
 from benchmarks.online import online
 from benchmarks.page import page
 from benchmarks.purge import purge
+from benchmarks.queries import queries
 from benchmarks.range_join import range_join
 from benchmarks.rounds import Settings
 from benchmarks.short import short
@@ -50,6 +51,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "online": online,
     "page": page,
     "purge": purge,
+    "queries": queries,
     "range": range_join,
     "start": start,
     "window": window,

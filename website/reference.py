@@ -14,9 +14,26 @@ import watersmeet as wm
 from website.markdown import first_sentence, of_docstring
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Joins": ("join", "window_join", "asof_join", "multijoin", "lookup_join", "shared_lookup_join"),
-    "What they return": ("Result", "SharedResult", "Progress"),
-    "Conditions, windows, promises": ("band", "rows", "landmark", "age", "Punctuation", "among", "between"),
+    "Joins": (
+        "join",
+        "window_join",
+        "window_queries",
+        "asof_join",
+        "multijoin",
+        "lookup_join",
+        "shared_lookup_join",
+    ),
+    "What they return": ("Result", "QueriesResult", "SharedResult", "Progress"),
+    "Conditions, windows, promises": (
+        "band",
+        "rows",
+        "landmark",
+        "age",
+        "WindowQuery",
+        "Punctuation",
+        "among",
+        "between",
+    ),
     "Inputs": ("source", "query", "Relation"),
     "Looking ahead": ("explain", "simulate", "Trace", "Grain"),
 }

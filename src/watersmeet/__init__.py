@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from watersmeet.api.shared_lookup_join import SharedResult as SharedResult
     from watersmeet.api.shared_lookup_join import shared_lookup_join as shared_lookup_join
     from watersmeet.api.window_join import window_join as window_join
+    from watersmeet.api.window_queries import QueriesResult as QueriesResult
+    from watersmeet.api.window_queries import window_queries as window_queries
     from watersmeet.core import errors as errors
     from watersmeet.core.errors import BudgetError as BudgetError
     from watersmeet.core.errors import LateRowError as LateRowError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from watersmeet.core.promises import Punctuation as Punctuation
     from watersmeet.core.promises import among as among
     from watersmeet.core.promises import between as between
+    from watersmeet.core.queries import WindowQuery as WindowQuery
     from watersmeet.core.spec import band as band
     from watersmeet.core.spec import near as near
     from watersmeet.core.windows import age as age
@@ -57,6 +60,7 @@ _HOMES = {
     "Progress": "watersmeet.drivers.progress",
     "PromiseError": "watersmeet.core.errors",
     "Punctuation": "watersmeet.core.promises",
+    "QueriesResult": "watersmeet.api.window_queries",
     "Relation": "watersmeet.api.relation",
     "RelationError": "watersmeet.core.errors",
     "Result": "watersmeet.api.result",
@@ -66,6 +70,7 @@ _HOMES = {
     "SpillError": "watersmeet.core.errors",
     "Trace": "watersmeet.drivers.trace",
     "WatersmeetError": "watersmeet.core.errors",
+    "WindowQuery": "watersmeet.core.queries",
     "age": "watersmeet.core.windows",
     "among": "watersmeet.core.promises",
     "asof_join": "watersmeet.api.asof_join",
@@ -83,6 +88,7 @@ _HOMES = {
     "simulate": "watersmeet.drivers.simulate",
     "source": "watersmeet.sources",
     "window_join": "watersmeet.api.window_join",
+    "window_queries": "watersmeet.api.window_queries",
 }
 
 __all__ = [
@@ -93,6 +99,7 @@ __all__ = [
     "Progress",
     "PromiseError",
     "Punctuation",
+    "QueriesResult",
     "Relation",
     "RelationError",
     "Result",
@@ -102,6 +109,7 @@ __all__ = [
     "SpillError",
     "Trace",
     "WatersmeetError",
+    "WindowQuery",
     "__version__",
     "age",
     "among",
@@ -121,6 +129,7 @@ __all__ = [
     "simulate",
     "source",
     "window_join",
+    "window_queries",
 ]
 
 

@@ -350,6 +350,11 @@ class Reservation:
         self.name = name
         self.held = 0
 
+    @property
+    def used(self) -> int:
+        """Bytes that are claimed and not merely set aside."""
+        return self._used
+
     def set_aside(self, size: int) -> None:
         """Claim bytes for later use, beside what was set aside before, or say why that cannot be."""
         if not self._try_hold(self._aside + size):

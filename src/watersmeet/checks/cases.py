@@ -21,7 +21,7 @@ from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
 from watersmeet.core.errors import SpecError
 from watersmeet.core.promises import Punctuation
-from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall
+from watersmeet.core.protocol import AddQuery, Arrive, End, Event, Punctuate, RemoveQuery, Stall
 from watersmeet.core.spec import Band, Condition, Equal, JoinSpec, Near, Output
 from watersmeet.memory import format_bytes
 
@@ -53,6 +53,10 @@ class Move:
                 text = f"{side}:end"
             case Punctuate(input=side, pattern=pattern):
                 text = f"{side}:P({str(Punctuation(pattern))[:40]})"
+            case AddQuery(query=query):
+                text = f"+{query}"
+            case RemoveQuery(name=name):
+                text = f"-{name}"
             case _:
                 text = "stall"
         return (f"+{self.pause:g}s " if self.pause else "") + f"{text}/{self.polls}"
@@ -86,6 +90,11 @@ class Case:
         return results_of(self.spec.kind, reference_pairs(left, right, self.spec), left.num_rows, right.num_rows)
 
     maker: ClassVar[str] = "make_case"
+
+    @property
+    def tags(self) -> Sequence[str] | None:
+        """What each of the oracle's results has in one more column, as it is compared; None: there is none."""
+        return None
 
     @property
     def inputs(self) -> int:

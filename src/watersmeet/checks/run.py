@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -307,25 +307,32 @@ class CaseRun:
 
 def expected_rows(case: AnyCase) -> Counter[Row]:
     """The oracle's answer, in the form in which outputs are compared."""
+    if isinstance(case, Case) and case.tags is not None:
+        return Counter((*row, tag) for row, tag in zip(_expected(case), case.tags, strict=True))
+    return Counter(_expected(case))
+
+
+def _expected(case: AnyCase) -> Iterable[Row]:
+    """The rows of the oracle's results, one after the other."""
     if case.spec.output is Output.PAIRS:
-        return Counter(case.pairs)
+        return case.pairs
     if isinstance(case.spec, JoinSpec):
         columns = _output_columns(case)
-        nulls = [canonical_null(field.type) for field in case.spec.schema]
-        return Counter(
+        nulls = [canonical_null(case.spec.schema.field(place).type) for place in range(len(columns))]
+        return [
             tuple(_value(places, numbers, null) for places, null in zip(columns, nulls, strict=True))
             for numbers in case.pairs
-        )
+        ]
     rows = [canonical_rows(case.table(i), case.spec.kept[i]) for i in range(case.inputs)]
     absent = [[canonical_null(case.spec.input(i).field(k).type) for k in case.spec.kept[i]] for i in range(case.inputs)]
-    return Counter(
+    return [
         tuple(
             value
             for table, nobody, row in zip(rows, absent, numbers, strict=True)
             for value in (nobody if row is None else table[row])
         )
         for numbers in case.pairs
-    )
+    ]
 
 
 def _output_columns(case: AnyCase) -> list[list[tuple[int, list[Any]]]]:
@@ -337,7 +344,7 @@ def _output_columns(case: AnyCase) -> list[list[tuple[int, list[Any]]]]:
             for side, place in enumerate(column)
             if place is not None
         ]
-        for column, field in zip(case.spec.columns, case.spec.schema, strict=True)
+        for column, field in zip(case.spec.columns, list(case.spec.schema)[: len(case.spec.columns)], strict=True)
     ]
 
 

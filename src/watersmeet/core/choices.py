@@ -25,6 +25,13 @@ def check_choice(algorithm: str, options: Mapping[str, Any], algorithms: Mapping
 
 
 def option_names(kind: type, given: int = 3) -> list[str]:
-    """The options that an algorithm takes, beyond the first arguments."""
-    parameters = list(inspect.signature(kind).parameters.values())
-    return [each.name for each in parameters[given:] if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    """The options that an algorithm takes, beyond the first arguments; with those that it passes on to its base."""
+    found: dict[str, None] = {}
+    for each in kind.__mro__:
+        if "__init__" in vars(each):
+            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1 + given :]
+            passes_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+            found |= dict.fromkeys(one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD)
+            if not passes_on:
+                break
+    return list(found)

@@ -1,7 +1,8 @@
 """The protocol of every join: a state machine that touches no clock, no thread and no source.
 
 What a driver tells an operator is a small alphabet on purpose: rows arrived, an input made a promise, nothing arrives
-for a while, an input ended. Time is never read; it is an argument of `poll`.
+for a while, an input ended; and where many queries share a join, that one of them comes or goes. Time is never read; it
+is an argument of `poll`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.promises import Punctuation
+from watersmeet.core.queries import WindowQuery
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 
@@ -53,7 +55,21 @@ class End:
     input: int
 
 
-Event: TypeAlias = Arrive | Punctuate | Stall | End
+@dataclass(frozen=True, slots=True)
+class AddQuery:
+    """From here on, rows are another query's, too: of many joins in one (see `core.queries`)."""
+
+    query: WindowQuery
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveQuery:
+    """Rows that come from here on are no longer a query's; pairs of those that came before still are."""
+
+    name: str
+
+
+Event: TypeAlias = Arrive | Punctuate | Stall | End | AddQuery | RemoveQuery
 
 
 class Status(Enum):

@@ -254,12 +254,17 @@ def common_tick(columns: Sequence[tuple[str, pa.DataType]]) -> int | None:
     return min(tick_nanoseconds(type_) for type_ in types) if dated else None
 
 
-def units_of(span: int | timedelta, tick: int | None, type_: pa.DataType, what: str, whole: bool = False) -> int:
-    """A length of time in units of so many nanoseconds, or of integers; `whole` refuses what is finer than a unit."""
+def units_of(
+    span: int | timedelta, tick: int | None, type_: pa.DataType, what: str, whole: bool = False, up: bool = False
+) -> int:
+    """A length of time in units of so many nanoseconds, or of integers, rounded down, or up.
+
+    `whole` refuses what is finer than a unit.
+    """
     if isinstance(span, timedelta) != (tick is not None) and span:
         needed = "a length of time such as '10 min'" if tick is not None else "a whole number of units"
         raise SpecError(f"{what} {span!r} does not go with a time column of {type_}; give {needed}")
-    units = span if isinstance(span, int) else nanoseconds(span) // (tick or 1)
+    units = span if isinstance(span, int) else (nanoseconds(span) + (up * (tick or 1) - up)) // (tick or 1)
     if whole and isinstance(span, timedelta) and units * (tick or 1) != nanoseconds(span):
         raise SpecError(f"{what} {span!r} is finer than the time columns; give a multiple of their unit")
     if units >= FAR:
@@ -390,7 +395,8 @@ class WindowJoinSpec(JoinSpec):
         step = 1 if self.window.slide is None else self._units(self.window.slide, "slide", whole=True)
         if step < 1:
             raise SpecError("a window slides by more than nothing; leave slide out if it is to follow every row")
-        return self._bounds(0, step), self._bounds(1, step)
+        left, right = self.window.windows
+        return self.bounds_of(left, step), self.bounds_of(right, step)
 
     def seconds(self, side: int) -> float | None:
         """The length of a window; None if it has none that seconds can tell."""
@@ -419,18 +425,19 @@ class WindowJoinSpec(JoinSpec):
         names = self.window.time or ("", "")
         return common_tick(list(zip(names, self.time_types, strict=True)))
 
-    def _units(self, span: int | timedelta, what: str, whole: bool = False) -> int:
+    def _units(self, span: int | timedelta, what: str, whole: bool = False, up: bool = False) -> int:
         if self.counted:
             assert isinstance(span, int)
             return span
-        return units_of(span, self.tick, self.time_types[0], what, whole)
+        return units_of(span, self.tick, self.time_types[0], what, whole, up)
 
-    def _bounds(self, side: int, step: int) -> Bounds:
-        window = self.window.windows[side]
+    def bounds_of(self, window: Window, step: int) -> Bounds:
+        """A window in units of this join, which moves by so many at once."""
         if isinstance(window, Rows):
             return Bounds(window.count, counted=True)
         if isinstance(window, Age):
-            least, most = self._units(window.least, "age"), self._units(window.most, "age")
+            # Times are whole units: who is at least half a unit old is a whole one.
+            least, most = self._units(window.least, "age", up=True), self._units(window.most, "age")
             if least > most:
                 raise SpecError(f"a window of ages from {window.least} to {window.most} holds nothing")
             return Bounds(most, step, least)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
 from watersmeet.core.promises import Punctuation
-from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
+from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall, Status
 from watersmeet.core.spec import JoinSpec
 from watersmeet.drivers.crew import Crew, Shards
 from watersmeet.drivers.history import History
@@ -247,6 +247,11 @@ class LiveRun:
         """
         self._companions.append(weakref.finalize(self, close))
 
+    def tell(self, event: Event) -> None:
+        """Give the operator an event before any more rows; may be called from any thread."""
+        self._parts.events.append(event)
+        self._bell.ring()
+
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -327,7 +332,7 @@ class LiveRun:
 
     def _hand_over(self, operator: LiveOperator) -> bool:
         """Give the operator what waits in the queues (of a full one half, to let its reader go on); was there any?"""
-        moved = False
+        moved = self._tell(operator)
         queued = 0
         self._held_back = ahead = self._ahead(operator)
         for number, inbox in enumerate(self._inboxes):
@@ -357,6 +362,16 @@ class LiveRun:
                 inbox.end_told = moved = True
         self._queue_peak = max(self._queue_peak, queued)
         return moved
+
+    def _tell(self, operator: LiveOperator) -> bool:
+        """Give the operator what others than the inputs have told; was there anything?"""
+        told = False
+        while self._parts.events:
+            event = self._parts.events.popleft()
+            if not all(inbox.end_told for inbox in self._inboxes):  # else nothing can follow that it could concern
+                operator.receive(event)
+                told = True
+        return told
 
     def _ahead(self, operator: LiveOperator) -> int | None:
         """An input that is to wait for the others; none in a silence, or if one of them has failed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from watersmeet.core.protocol import JoinOperator
+from watersmeet.core.protocol import Event, JoinOperator
 from watersmeet.core.report import Report, SpoolFigures
 from watersmeet.drivers.crew import Crew
 from watersmeet.drivers.inbox import Bell, Inbox
@@ -66,10 +67,14 @@ class Parts:
         self.crew: Crew | None = None
         self.closed = False
         self._last = Figures()
+        self.events: deque[Event] = deque()
+        """What somebody beside the inputs has told, and the operator has not been told yet."""
 
     def anything_new(self, but: int | None = None) -> bool:
         """Whether something waits in a queue, but for one of them, that the operator has not been told."""
-        return any(inbox.ready for number, inbox in enumerate(self.inboxes) if number != but)
+        return bool(self.events) or any(
+            inbox.ready for number, inbox in enumerate(self.inboxes) if number != but
+        )  # fmt: skip
 
     def anything_to_hand_over(self) -> bool:
         """The same, but for failures: those are told when all rows before them are worked off."""

@@ -28,7 +28,17 @@ import pyarrow as pa
 from watersmeet.core.cost import Cost
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import ProtocolError, SpecError
-from watersmeet.core.protocol import Arrive, End, Event, JoinOperator, Punctuate, Stall, Status
+from watersmeet.core.protocol import (
+    AddQuery,
+    Arrive,
+    End,
+    Event,
+    JoinOperator,
+    Punctuate,
+    RemoveQuery,
+    Stall,
+    Status,
+)
 from watersmeet.core.spec import JoinSpec, On, Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, WindowSpec
 from watersmeet.drivers.cost_model import CostModel
@@ -46,6 +56,8 @@ _IDLE_POLLS = 10_000  # so many polls in a row that do nothing are an operator t
 _NOTHING = Cost()
 
 Times: TypeAlias = npt.NDArray[np.float64]
+Between: TypeAlias = Punctuate | AddQuery | RemoveQuery
+"""What may happen between rows."""
 
 
 class Priority(IntEnum):
@@ -70,7 +82,7 @@ def simulate(
     output: Output | str | None = None,
     fuel: int = FUEL,
     reactive_fuel: int = REACTIVE_FUEL,
-    punctuations: Sequence[tuple[float, Punctuate]] = (),
+    punctuations: Sequence[tuple[float, Between]] = (),
     samples: int = 4096,
     collect: bool = False,
     check: bool = False,
@@ -88,6 +100,8 @@ def simulate(
     into the same `quantum` (in seconds) are handed over as one batch when the last of them arrives; 0 is one row at a
     time. A batch never reaches over such a silence or over a punctuation, and batches depend on the schedule alone, so
     that all algorithms see the same ones.
+
+    `punctuations` are what happens between rows, and when: promises of inputs, and queries that come and go.
 
     With `windows` (see `core.windows.parse_windows`) the algorithm is a window join. With `delays` the trace tells how
     long after the arrival of its later row each result came: the operator must then be asked for pairs.
@@ -160,7 +174,7 @@ class _Settings:
     quantum: float
     fuel: int
     reactive_fuel: int
-    punctuations: tuple[tuple[float, Punctuate], ...]
+    punctuations: tuple[tuple[float, Between], ...]
     samples: int
     collect: bool
     check: bool
@@ -306,7 +320,8 @@ class _Run:
         ends = [each.last for each in self._inputs]
         for time, punctuation in settings.punctuations:
             self._push(time, Priority.PUNCTUATE, punctuation)
-            ends[punctuation.input] = max(ends[punctuation.input], time)
+            for i in [punctuation.input] if isinstance(punctuation, Punctuate) else range(len(ends)):
+                ends[i] = max(ends[i], time)  # nothing may be told of an input that has ended
         for i, end in enumerate(ends):
             self._push_arrival(i)
             self._push(end, Priority.END, End(i))
@@ -390,7 +405,7 @@ class _Run:
             self._reactive = True
             operator.receive(Stall())
         else:
-            assert isinstance(event, End | Punctuate)
+            assert isinstance(event, End | Punctuate | AddQuery | RemoveQuery)
             self._open -= isinstance(event, End)
             self._reactive &= self._open > 0
             operator.receive(event)

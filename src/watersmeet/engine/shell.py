@@ -27,6 +27,7 @@ from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, Sp
 from watersmeet.core.kinds import refuse_kind
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot, Stall, Status, Step
+from watersmeet.core.queries import QueriesSpec
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
@@ -75,6 +76,8 @@ class Operator(ABC):
     """With windows: when results can come."""
     needs_keys: ClassVar[bool] = True
     """With windows: whether rows are found by equal values alone."""
+    takes_queries: ClassVar[bool] = False
+    """With windows: whether it is many joins in one, each with filters and a window of its own."""
     settles_in_silence: ClassVar[bool] = True
     """With windows: whether all pairs of the rows so far are found by the end of a silence."""
     rows_buffered: int = 3
@@ -161,6 +164,8 @@ class Operator(ABC):
                 f"{what} does not join points that are near each other; use wm.join with algorithm='confluence', the "
                 f"default"
             )
+        if isinstance(spec, QueriesSpec) and not cls.takes_queries:
+            raise SpecError(f"{cls.name} is one join, and not many queries in one; take algorithm='confluence'")
         if cls.windowed:
             refuse_unfit_windows(cls.name, spec, cls.needs_keys, cls.emits)
         elif spec.band is not None and not cls.joins_ranges:
@@ -393,9 +398,16 @@ class Operator(ABC):
             elif self._order is None:
                 return self._arrival(number, *intake.next())
         while self._order is not None and (told := self._order.next_told()) is not None:
-            self.timed.reach(*told)
-            self.arrival_done()
+            if not self._heed(*told):
+                self._order.tell_again(*told)
+                return None
         return self._arrival(*self._order.next(self._intakes)) if self._order else None
+
+    def _heed(self, number: int, time: int) -> bool:
+        """An input has told, between its rows, how far it has come; False if that has to wait for other work."""
+        self.timed.reach(number, time)
+        self.arrival_done()
+        return True
 
     def _close_if_ended(self, number: int) -> None:
         """No row of an input waits: if it has ended, this is all."""
@@ -403,8 +415,8 @@ class Operator(ABC):
             self._closed[number] = True
             self._input_closed(number)
 
-    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Task:
-        """The task of rows that arrive."""
+    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Task | None:
+        """The task of rows that arrive; None if they went back to where they came from, until there is room."""
         if self.windows is None:
             return Arrival(self, number, batch, numbers)
         return self.windows.arrival(self, number, batch, numbers, self._intakes[1 - number].numbered)

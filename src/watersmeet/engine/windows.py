@@ -188,10 +188,17 @@ class TimedArrival(Arrival):
         """Which rows are ignored because they came too late; None: none."""
         if self.dropped is not None:
             taken = ~self.dropped if taken is None else taken & ~self.dropped
-        super().__init__(join, side, batch, numbers, [pa.array(timed.times), pa.array(timed.floors)], taken)
+        moments, taken = self.moments(join, side, batch, taken)
+        super().__init__(join, side, batch, numbers, moments, taken)
         self._windows = windows
         self._reached = timed.newest if self.positions is None else timed.newest[self.positions]
         self._others = others
+
+    def moments(
+        self, join: Any, side: int, batch: pa.RecordBatch, taken: Bool | None
+    ) -> tuple[list[pa.Array], Bool | None]:
+        """What is stored before the columns of rows, and which rows are taken (None: all)."""
+        return [pa.array(self.timed.times), pa.array(self.timed.floors)], taken
 
     def take_slice(self, count: int) -> None:
         """Move the next rows into memory, and let their times count."""

@@ -149,7 +149,8 @@ class Order:
 
     def __init__(self) -> None:
         self._runs: deque[list[int]] = deque()
-        """Input and rows; or input, 0 and a time that the input has told between its rows."""
+        """Input and rows; or input, 0 and a time that the input has told between its rows, or a number below 0 for what
+        concerns no input."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -178,6 +179,10 @@ class Order:
     def tell(self, number: int, time: int) -> None:
         """After the rows so far, an input has told how far it has come."""
         self._runs.append([number, 0, time])
+
+    def tell_again(self, number: int, time: int) -> None:
+        """What was told before the rows that are next has yet to be heard."""
+        self._runs.appendleft([number, 0, time])
 
     def next_told(self) -> tuple[int, int] | None:
         """An input, and what it has told before the rows that are next; None if there is nothing of that kind."""

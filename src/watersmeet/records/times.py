@@ -14,6 +14,7 @@ from watersmeet.core.arrays import Bool, Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import plain_type
 from watersmeet.core.promises import Range
+from watersmeet.core.queries import QueriesSpec
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import FAR, Bounds, WindowJoinSpec
 from watersmeet.records.bands import BandCodec
@@ -23,6 +24,8 @@ from watersmeet.records.plan import RowPlan
 TIME, FLOOR = 0, 1
 """The first two columns of every row of a window join."""
 FIRST_PAYLOAD = 2
+CLASS = 2
+"""The next, where a row is of a class of rows that the same queries want."""
 
 
 NEVER = np.iinfo(np.int64).min
@@ -84,12 +87,12 @@ class WindowPlan(RowPlan):
             # Rows are sorted by what the band asks for, or else by their times.
             sorted_by = spec.band.column(side) if spec.band is not None else _time_column(spec, side)
             self._key_columns = [spec.input(side).get_field_index(sorted_by)]
-        words = [pa.int64()] * FIRST_PAYLOAD
+        words = [pa.int64()] * FIRST_PAYLOAD + [pa.int32()] * isinstance(spec, QueriesSpec)
         self.types = [*words, *self.types]
         self._originals = [*words, *self._originals]
-        self._of_any_width = [i + FIRST_PAYLOAD for i in self._of_any_width]
-        self.outputs = [i + FIRST_PAYLOAD for i in self.outputs]
-        self.keys = [i + FIRST_PAYLOAD for i in self.keys]
+        self._of_any_width = [i + len(words) for i in self._of_any_width]
+        self.outputs = [i + len(words) for i in self.outputs]
+        self.keys = [i + len(words) for i in self.keys]
 
 
 def _time_column(spec: JoinSpec, side: int) -> str:

@@ -190,3 +190,9 @@ def test_a_time_beyond_all_reason_is_refused() -> None:
     left = pa.table({"k": [1], "t": [1 << 62]})
     with pytest.raises(SpecError, match="too far from now"):
         wm.window_join(left, left, on="k", time="t", window=3, memory="8 MiB").table()
+
+
+def test_a_least_age_that_is_finer_than_the_times_is_rounded_up() -> None:
+    side = pa.schema({"id": pa.int64(), "t": pa.timestamp("s")})
+    spec = WindowJoinSpec(side, side, parse_on("id"), window=parse_windows(wm.age("4.5 s", "9.5 s"), "t"))
+    assert (spec.bounds[0].least, spec.bounds[0].span) == (5, 9)

@@ -305,7 +305,7 @@ class Confluence(RoomFirst, Operator):
 
     # --- rows that arrive ---
 
-    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Task | None:
         if self.foretold is not None:
             return self.foretold.arrival_kind(side)(self, side, batch, numbers)
         return (TrackedArrival if self.spec.kind.tracked[side] else Arrival)(self, side, batch, numbers)

@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.errors import ProtocolError
 from watersmeet.core.kinds import KINDS
-from watersmeet.core.protocol import Snapshot
+from watersmeet.core.protocol import AddQuery, Event, RemoveQuery, Snapshot
+from watersmeet.core.queries import QueriesSpec
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.core.windows import TimeSpan, WindowJoinSpec
@@ -24,16 +26,19 @@ from watersmeet.engine.held_results import LEAST_HELD, EmitTask, FoundOrHeld, He
 from watersmeet.engine.sizing import Sizing
 from watersmeet.engine.windows import ALWAYS, TimedArrival, TimedLookup, TimedRangeLookup
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.window.queries import EVENT, QueriedArrival, Queries, least_for
 from watersmeet.joins.window.settled_rows import SettledRows, TrackedTimedArrival
 from watersmeet.matching.debts import RunEntry, SettlingWithinWindow, WindowDebts, WithinWindow
-from watersmeet.matching.found_pairs import Between
+from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition, Lookup
 from watersmeet.matching.owing import OwingRows
+from watersmeet.matching.query_sets import TaggedPairs, WantedPairs
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.settlement import Settlement
 from watersmeet.matching.time_keys import TimeKeys, TimeReach
+from watersmeet.memory import Budget
 from watersmeet.records.addressed import AddressedRows
-from watersmeet.records.times import FLOOR, TIME, ResultTimes, WindowCodec, WindowPlan
+from watersmeet.records.times import CLASS, FLOOR, TIME, ResultTimes, WindowCodec, WindowPlan
 from watersmeet.runs.sorted_run import let_go
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, row_bytes
@@ -83,6 +88,9 @@ class WindowConfluence(Confluence):
     `matching.debts` has the argument. Times of rows, or their numbers if windows count rows, lie with the rows;
     so do their floors, which say how far a row that came late may still look back.
 
+    Where many queries share the join (`core.queries`), rows carry the class of queries that want them, rows that nobody
+    wants end where they arrive, and pairs come with the names of their queries (`joins.window.queries`).
+
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement.
 
     >>> import pyarrow as pa
@@ -113,6 +121,7 @@ class WindowConfluence(Confluence):
     takes_punctuations: bool = True
     emits: ClassVar[tuple[str, ...]] = ("early", "final")
     needs_keys: ClassVar[bool] = False
+    takes_queries: ClassVar[bool] = True
     kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     least_runs: ClassVar[int] = 28
     paths: ClassVar[tuple[str, ...]] = (
@@ -128,7 +137,15 @@ class WindowConfluence(Confluence):
     def __init__(self, spec: WindowJoinSpec, memory: int, store: Store, **options: Any) -> None:
         self.passed_by_batches: list[int] | None = None
         """Where rows come in batches: how far the inputs had come before this one."""
-        super().__init__(spec, memory, store, **options)
+        self._for_queries = least_for(spec) if isinstance(spec, QueriesSpec) else 0
+        """Bytes of the memory that the rest is not divided from."""
+        super().__init__(spec, memory - self._for_queries, store, **options)
+        self.queries: Queries | None = None
+        """The queries of which pairs are results; None: there is one join."""
+        if isinstance(self.pairs, TaggedPairs):
+            assert isinstance(spec, QueriesSpec)
+            self.queries = Queries(self, spec, memory - self._least)
+            self.pairs.queries = self.queries.sets
         self.held: HeldResults | None = None
         """Results that wait until their time has passed; None: they go out as they are found."""
         if spec.window.emit == "final" and spec.output is Output.ROWS:
@@ -143,7 +160,16 @@ class WindowConfluence(Confluence):
     def least_memory(cls, spec: JoinSpec, **options: Any) -> int:
         """The smallest budget this join can work in, if no single row is large."""
         final = isinstance(spec, WindowJoinSpec) and spec.window.emit == "final"
-        return super().least_memory(spec, **options) + (LEAST_HELD if final else 0)
+        queries = least_for(spec) if isinstance(spec, QueriesSpec) else 0
+        return super().least_memory(spec, **options) + (LEAST_HELD if final else 0) + queries
+
+    @classmethod
+    def refuse_too_little(cls, spec: Any, memory: int) -> None:
+        """An error if so much memory, beside what the queries of a spec take, is not enough."""
+        super().refuse_too_little(spec, memory + (least_for(spec) if isinstance(spec, QueriesSpec) else 0))
+
+    def _make_budget(self, memory: int) -> Budget:
+        return super()._make_budget(memory + self._for_queries)
 
     @classmethod
     def _least_for_rows(cls, spec: JoinSpec) -> int:
@@ -157,6 +183,11 @@ class WindowConfluence(Confluence):
     def _make_plans(self) -> tuple[WindowPlan, WindowPlan]:
         assert isinstance(self.codec, WindowCodec | BandKeys)
         return WindowPlan(self.spec, 0, self.codec), WindowPlan(self.spec, 1, self.codec)
+
+    def _make_pairs(self) -> PairBuffer:
+        if isinstance(self.spec, QueriesSpec):
+            return TaggedPairs(self.spec, self.codec, self.plans, self.sizing.pairs, wide=True)
+        return super()._make_pairs()
 
     def _make_table(self, side: int) -> WindowMemtable:
         by_range, marked = isinstance(self.codec, BandKeys), self.spec.kind.tracked[side]
@@ -177,27 +208,74 @@ class WindowConfluence(Confluence):
 
     def condition(self, side: int) -> Callable[[AddressedRows, Int64], Condition]:
         """Their times are to be close enough."""
-        return partial(SettlingWithinWindow, self.timed.timing, side)
+        within = partial(SettlingWithinWindow, self.timed.timing, side)
+        queries = self.queries
+        if queries is None:
+            return within
+        return lambda rows, numbers: WantedPairs(within(rows, numbers), queries.sets, side, rows, numbers)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
         other = self.tables[1 - side]
-        within = WithinWindow.arrived(self.timed.timing, side, columns[TIME].to_numpy(), columns[FLOOR].to_numpy())
+        times, floors = columns[TIME].to_numpy(), columns[FLOOR].to_numpy()
+        within = WithinWindow.arrived(self.timed.timing, side, times, floors)
+        queries = self.queries
 
         def close_enough(probes: Int32, rows: Int32) -> Bool:
-            return within.holds(probes, other, rows)
+            close = within.holds(probes, other, rows)
+            if queries is not None and (places := np.flatnonzero(close)).size:
+                who = probes[places]
+                looking = times[who], floors[who], columns[CLASS].to_numpy()[who]
+                close[places] = queries.sets.wanted(side, looking, other, rows[places])
+            return close
 
         between, reach = Between(side, source, other), self.reach(side)
         if reach is not None:
             return TimedRangeLookup(reach.probe(hashes, columns), other, between, self, close_enough)
         return TimedLookup(Probe(hashes, other.buckets_of(hashes)), other, between, self, close_enough)
 
-    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        assert self.windows is not None
+    def receive(self, event: Event) -> None:
+        """Take note of an event."""
+        if self.queries is None or not isinstance(event, AddQuery | RemoveQuery):
+            super().receive(event)
+            return
+        assert self._order is not None
+        if all(self._ended):
+            raise ProtocolError("all inputs have ended; no row can follow that a query could have")
+        self.queries.receive(event)
+        self._order.tell(EVENT, 0)
+
+    def _heed(self, number: int, time: int) -> bool:
+        if number != EVENT:
+            return super()._heed(number, time)
+        assert self.queries is not None
+        return self.queries.change() or self._wait_for_room()
+
+    def _wait_for_room(self) -> bool:
+        """Queries need memory: something has to leave it first. False, or an error if nothing can."""
+        assert self.queries is not None
+        if not any(table.rows for table in self.tables):
+            raise self.queries.no_room()
+        self.full = True
+        return False
+
+    def _next_arrival(self) -> Task | None:
+        task = super()._next_arrival()
+        return self._urgent_task() if task is None and self.full else task
+
+    def _arrival(self, side: int, batch: pa.RecordBatch, numbers: Int64) -> Task | None:
+        assert self.windows is not None and self._order is not None
+        if self.queries is not None and not self.queries.tell_classes(side, batch):
+            self._intakes[side].put_back(batch, numbers)
+            self._order.put_back(side, batch.num_rows)
+            self._wait_for_room()
+            return None
         kind = self._arrival_kind(side)
         return self.windows.arrival(self, side, batch, numbers, self._intakes[1 - side].numbered, kind)
 
     def _arrival_kind(self, side: int) -> type[TimedArrival]:
+        if self.queries is not None:
+            return QueriedArrival
         return TrackedTimedArrival if self.spec.kind.tracked[side] else TimedArrival
 
     def span_of(self, side: int) -> TimeSpan:
@@ -298,6 +376,8 @@ class WindowConfluence(Confluence):
         super().check()
         if self.held is not None:
             self.held.check()
+        if self.queries is not None:
+            self.queries.check()
 
     # --- runs of others ---
 
@@ -336,11 +416,14 @@ class WindowConfluence(Confluence):
             "firsts": [table.first for table in self.tables],
             "held": held,
             "passes": self.alone.to_state(),
+            "queries": None if self.queries is None else self.queries.to_state(),
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         super()._load_own(state)
         self.alone.load(state["passes"])
+        if self.queries is not None:
+            self.queries.load(state["queries"])
         if self.held is not None:
             self.held.load(state["held"])
 
