@@ -17,6 +17,7 @@ from watersmeet.core.keys import KeyKind, common_key_type
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.report import LookupFigures
 from watersmeet.core.spec import Output
+from watersmeet.matching.lookup import Index
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
 from watersmeet.records.types import from_stored
@@ -35,12 +36,8 @@ class Gathered(Protocol):
         ...
 
 
-class Index(Gathered, Protocol):
+class GatheredIndex(Gathered, Index, Protocol):
     """The relation's rows, or some of them, found by hash."""
-
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up; returns pairs found, entries visited."""
-        ...
 
 
 class MappedIndex:
@@ -51,8 +48,8 @@ class MappedIndex:
         self.exact = answers.hash_proves(segment.has_small_integers)
         self._columns = answers.plans[1].sources
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        return self.segment.probe(probe, stop, out_probe, out_row, found)
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        return self.segment.probe(probe, limit, out_probe, out_row)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         return self.segment.gather(self._columns[column], rows)
@@ -118,7 +115,7 @@ class Answers:
         """Pairs that an output batch can have, with rows of at most so many bytes on both sides together."""
         return max(1, min(len(self.probes), self.output_bytes // max(1, widest)))
 
-    def truly_equal(self, asked: Asked, index: Index, probes: Int32, rows: Int32) -> NDArray[np.bool_] | None:
+    def truly_equal(self, asked: Asked, index: GatheredIndex, probes: Int32, rows: Int32) -> NDArray[np.bool_] | None:
         """Which candidates have equal keys; None if all have."""
         left, right = self.plans
         return self.codec.equal(
@@ -126,7 +123,7 @@ class Answers:
             [right.original(c, index.gather(c, rows)) for c in right.keys],
         )
 
-    def pairs(self, asked: Asked, index: Index, probes: Int32, rows: Int32) -> pa.RecordBatch | None:
+    def pairs(self, asked: Asked, index: GatheredIndex, probes: Int32, rows: Int32) -> pa.RecordBatch | None:
         """The output for pairs."""
         self.meter.results += len(probes)
         if self.spec.output is Output.COUNTS:
@@ -185,7 +182,7 @@ class Unit:
         answers: Answers,
         asked: Asked,
         slots: Int32,
-        indexes: list[Index],
+        indexes: list[GatheredIndex],
         widest: int,
         skip: int = 0,
         exact: bool = False,
@@ -239,13 +236,13 @@ class Unit:
         before, start, index = self._at, probe.next, self._indexes[self._chapter]
         stop = min(len(probe.hashes), start + max(1, fuel))
         room = slice(0, self._room)
-        found, visited = index.probe(probe, stop, answers.probes[room], answers.rows[room], 0)
+        found, visited = index.probe(probe, stop, answers.probes[room], answers.rows[room])
         answers.meter.probes += probe.next - start
         answers.meter.comparisons += visited
         out = self._settle(index, answers.probes[:found], answers.rows[:found], before)
         return out, max(1, probe.next - start) + found
 
-    def _settle(self, index: Index, probes: Int32, rows: Int32, before: int) -> pa.RecordBatch | None:
+    def _settle(self, index: GatheredIndex, probes: Int32, rows: Int32, before: int) -> pa.RecordBatch | None:
         """Compare the candidates, note who matched, go on to the next index or row, and build the output."""
         answers = self._answers
         if len(probes) and not self._exact:

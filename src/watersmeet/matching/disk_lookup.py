@@ -60,10 +60,10 @@ class DiskIndex:
         self._index: tuple[Int64, Int64] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self.wanted: Uint64 = EVERYTHING
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with the rows of the disk up to a place, or until the buffers are full."""
-        visited = 0
-        while probe.next < stop:
+        found = visited = 0
+        while probe.next < limit:
             number = self._rows.stretch_at(probe.next)
             stretch = self._rows.stretches[number]
             if number != self._at:
@@ -72,13 +72,13 @@ class DiskIndex:
             inside = Probe(self._index[0], _NO_PARTS, probe.next + shift, probe.link)
             before = found
             found, more = self._table.scan(
-                inside, self._index[1], min(stop, stretch.end) + shift, self.wanted, self._ticks, self._window,
+                inside, self._index[1], min(limit, stretch.end) + shift, self.wanted, self._ticks, self._window,
                 out_probe, out_row, found,
             )  # fmt: skip
             out_probe[before:found] -= shift
             visited += more
             probe.next, probe.link = inside.next - shift, inside.link
-            if probe.next < min(stop, stretch.end):
+            if probe.next < min(limit, stretch.end):
                 break  # the buffer is full
         return found, visited
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
@@ -13,11 +13,11 @@ from watersmeet.tables.hash_table import Probe
 
 
 class Index(Protocol):
-    """Where rows are looked up: a table in memory, or a sorted page."""
+    """Where rows are looked up, by hash or by range: any table in memory, sorted rows of a page, a segment on disk."""
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
-        visited.
+    def probe(self, probe: Any, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up until the buffers are full, or up to a limit: by hash, that hash of those looked up; by
+        range, about so many entries visited. Returns the pairs found and the entries visited.
         """
         ...
 
@@ -78,7 +78,7 @@ class Lookup:
         stop = min(self.length, start + max(1, fuel))
         self._before += self._in_buffer
         room = pairs.room
-        found, visited = self._table.probe(self.probe, stop, pairs.probes[:room], pairs.rows[:room], 0)
+        found, visited = self._table.probe(self.probe, stop, pairs.probes[:room], pairs.rows[:room])
         self._settle(pairs, found)
         meter.probes += self.probe.next - start
         meter.comparisons += visited
@@ -102,9 +102,9 @@ class Lookup:
         before, in_buffer, handed_out = place
         while self._before < before:
             limit = min(before - self._before, len(pairs.probes))
-            found, _ = self._table.probe(self.probe, self.length, pairs.probes[:limit], pairs.rows[:limit], 0)
+            found, _ = self._table.probe(self.probe, self.length, pairs.probes[:limit], pairs.rows[:limit])
             self._before += found
-        found, _ = self._table.probe(self.probe, self.length, pairs.probes[:in_buffer], pairs.rows[:in_buffer], 0)
+        found, _ = self._table.probe(self.probe, self.length, pairs.probes[:in_buffer], pairs.rows[:in_buffer])
         self._settle(pairs, found)
         pairs.first = handed_out
         if not pairs.waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from watersmeet.core.cost import Meter
 from watersmeet.core.spec import JoinSpec
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_pairs import Between, PairBuffer
-from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.lookup import Index, Lookup
 from watersmeet.records.bands import BandCodec
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan
@@ -103,14 +103,6 @@ class RangePlan(RowPlan):
         return columns
 
 
-class RangeIndex(Protocol):
-    """Where ranges are looked up: a sorted table, or sorted rows of a page."""
-
-    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
-        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""
-        ...
-
-
 class RangeLookup(Lookup):
     """Rows on their way through a sorted index.
 
@@ -120,7 +112,7 @@ class RangeLookup(Lookup):
     def __init__(
         self,
         probe: RangeProbe,
-        table: RangeIndex,
+        table: Index,
         between: Between,
         fresh: Callable[[Int32, Int32], Bool] | None = None,
         note: Callable[[Int32, Int32], None] | None = None,

@@ -80,19 +80,19 @@ class SortedRows:
         self._hashes = hashes
         self._near = 0
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up up to hash `stop` or until the buffers are full."""
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up up to hash `limit` or until the buffers are full."""
         found, probe.next, probe.link, self._near, visited = probe_sorted(
             probe.hashes,
             probe.hashes,
             probe.next,
-            stop,
+            limit,
             probe.link,
             self._hashes,
             self._near,
             out_probe,
             out_row,
-            found,
+            0,
         )
         return found, visited
 
@@ -104,6 +104,6 @@ class _SortedWords:
         self._index = SortedRuns.of_sorted(words)
         self._tags = tags
 
-    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
-        """Go on with a look-up, visiting about `most` entries."""
-        return self._index.probe(probe, most, out_probe, out_row, self._tags)
+    def probe(self, probe: RangeProbe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up, visiting about so many entries."""
+        return self._index.probe(probe, limit, out_probe, out_row, self._tags)

@@ -393,13 +393,13 @@ class RelationSegment:
         """The hash of each row's place."""
         return np.ascontiguousarray(self._entries[::2])
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up up to hash `limit` or until the buffers are full; returns pairs found, entries
         visited.
         """
         found, probe.next, probe.link, visited = hash_index.probe(
-            probe.hashes, probe.parts, probe.next, stop, probe.link,
-            self._entries, self._heads, len(self._heads), out_probe, out_row, found,
+            probe.hashes, probe.parts, probe.next, limit, probe.link,
+            self._entries, self._heads, len(self._heads), out_probe, out_row, 0,
         )  # fmt: skip
         return found, visited
 

@@ -317,13 +317,13 @@ class SideTable(StoredRows):
         first = self._first_ordinals[rows // self.layout.block_rows]
         return np.where(first < 0, -1, first + rows % self.layout.block_rows)
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up up to hash `stop` or until the buffers are full; returns pairs found, entries
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up up to hash `limit` or until the buffers are full; returns pairs found, entries
         visited.
         """
         found, probe.next, probe.link, visited = hash_index.probe(
-            probe.hashes, probe.parts, probe.next, stop, probe.link,
-            self._entries.array, self._heads, self._buckets, out_probe, out_row, found, self._step,
+            probe.hashes, probe.parts, probe.next, limit, probe.link,
+            self._entries.array, self._heads, self._buckets, out_probe, out_row, 0, self._step,
         )  # fmt: skip
         return found, visited
 

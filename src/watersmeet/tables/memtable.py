@@ -275,9 +275,9 @@ class Memtable(AddressedRows):
         assert isinstance(self.index, HashIndex)
         return self.index.buckets_of(hashes)
 
-    def probe(self, *args: Any) -> tuple[int, int]:
-        """Go on with a look-up; returns pairs in the buffers and entries visited."""
-        return self.index.probe(*args, *((self.first,) if self.first else ()))
+    def probe(self, probe: Any, limit: int, out_probe: Int32, out_row: Numbers) -> tuple[int, int]:
+        """Go on with a look-up; returns the pairs found and the entries visited."""
+        return self.index.probe(probe, limit, out_probe, out_row, self.first)
 
     def next_sorted(self, walk: Walk, hashes: Uint64, rows: Numbers) -> int:
         """Fill arrays with the next rows in the order of their keys; returns how many."""

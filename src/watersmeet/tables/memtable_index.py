@@ -89,8 +89,8 @@ class MemtableIndex(Protocol):
         """Rows from number `first` on; returns their numbers. Without `grow`, `fit` follows."""
         ...
 
-    def probe(self, *args: Any) -> tuple[int, int]:
-        """Go on with a look-up; returns pairs in the buffers and entries visited."""
+    def probe(self, probe: Any, limit: int, out_probe: Int32, out_row: Numbers, first: int = 0) -> tuple[int, int]:
+        """Go on with a look-up; returns the pairs found and the entries visited."""
         ...
 
     def next_sorted(self, walk: Walk, keys: Uint64, rows: Numbers) -> int:
@@ -208,16 +208,14 @@ class HashIndex:
 
     # --- look-ups, and rows in order ---
 
-    def probe(
-        self, probe: Probe, stop: int, out_probe: Int32, out_row: Numbers, found: int, first: int = 0
-    ) -> tuple[int, int]:
-        """Go on with a look-up, up to hash `stop` or until the buffers are full; returns pairs and entries visited.
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Numbers, first: int = 0) -> tuple[int, int]:
+        """Go on with a look-up, up to hash `limit` or until the buffers are full; returns pairs and entries visited.
 
         Rows before `first` are not found.
         """
         found, probe.next, probe.link, visited = hash_index.probe(
-            probe.hashes, probe.parts, probe.next, stop, probe.link, self._entries.array, self._heads, 1,
-            out_probe, out_row, found, 2, first,
+            probe.hashes, probe.parts, probe.next, limit, probe.link, self._entries.array, self._heads, 1,
+            out_probe, out_row, 0, 2, first,
         )  # fmt: skip
         return found, visited
 
@@ -316,12 +314,12 @@ class RangeIndex:
 
     # --- look-ups, and rows in order ---
 
-    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32, first: int = 0) -> tuple[int, int]:
-        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited.
+    def probe(self, probe: RangeProbe, limit: int, out_probe: Int32, out_row: Int32, first: int = 0) -> tuple[int, int]:
+        """Go on with a look-up, visiting about `limit` entries; returns the pairs found and the entries visited.
 
         Rows before `first`, of use to nobody, are found nevertheless: whoever has such rows asks more of what is found.
         """
-        return self._runs.probe(probe, most, out_probe, out_row)
+        return self._runs.probe(probe, limit, out_probe, out_row)
 
     def next_sorted(self, walk: Walk, keys: Uint64, rows: Numbers) -> int:
         """Fill arrays with the next rows in the order of their keys; returns how many."""

@@ -144,7 +144,7 @@ class ManyMemtable(Memtable):
         order = self.orders[attribute]
         if probe.bits != order.bits:  # rows came meanwhile, and the index is wider
             probe.parts, probe.bits = order.buckets_of(probe.hashes), order.bits
-        return order.probe(probe, len(probe.hashes), out_probe, out_row, 0)
+        return order.probe(probe, len(probe.hashes), out_probe, out_row)
 
     def check(self) -> None:
         """Assert the invariants."""

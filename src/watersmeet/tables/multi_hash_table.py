@@ -176,7 +176,7 @@ class ManySide(SideTable):
         assert isinstance(probe, Probe)
         if attribute:
             return self._others[attribute - 1].probe(probe, out_probe, out_row)
-        return self.probe(probe, len(probe.hashes), out_probe, out_row, 0)
+        return self.probe(probe, len(probe.hashes), out_probe, out_row)
 
     def drop(self, part: int) -> None:
         """Forget a partition's rows."""

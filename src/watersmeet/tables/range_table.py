@@ -319,11 +319,11 @@ class SortedSide(StoredRows):
         assert self._departed is not None
         return self._departed.array[rows]
 
-    def probe(self, probe: RangeProbe, most: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
-        """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited."""
+    def probe(self, probe: RangeProbe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up, visiting about `limit` entries; returns the pairs found and the entries visited."""
         tags = _NONE if self._tags is None else self._tags.array
         departed = _NONE if self._departed is None else self._departed.array
-        return self.index.probe(probe, most, out_probe, out_row, tags, self._ticks.array, departed)
+        return self.index.probe(probe, limit, out_probe, out_row, tags, self._ticks.array, departed)
 
     def joined(self, rows: Int32) -> NDArray[np.bool_]:
         """Which of some rows have their join bit set."""

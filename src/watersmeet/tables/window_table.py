@@ -356,15 +356,15 @@ class WindowTable(StoredRows):
         else:
             super().widen(column - FIRST_PAYLOAD, rows, widths)
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
-        """Go on with a look-up of arrivals up to hash `stop` or until the buffers are full; returns pairs found,
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
+        """Go on with a look-up of arrivals up to hash `limit` or until the buffers are full; returns pairs found,
         entries visited.
         """
         assert isinstance(probe, WindowProbe)
         found, probe.next, probe.link, visited = window_index.probe(
             probe.hashes, probe.parts, probe.times, probe.lows, probe.highs, probe.least_behind, probe.least_ahead,
-            probe.next, stop, probe.link, self._entries.array, self._heads, self._buckets, self.shift, self._births,
-            out_probe, out_row, found, self._scratch,
+            probe.next, limit, probe.link, self._entries.array, self._heads, self._buckets, self.shift, self._births,
+            out_probe, out_row, 0, self._scratch,
         )  # fmt: skip
         return found, visited
 

@@ -87,7 +87,7 @@ def look_up(table: SideTable, hashes: Any, capacity: int, stride: int = 1 << 30)
         if probe.done:
             return pairs
         stop = min(len(hashes), probe.next + stride)
-        found, visited = table.probe(probe, stop, out_probe, out_row, 0)
+        found, visited = table.probe(probe, stop, out_probe, out_row)
         assert found <= capacity and visited >= found
         pairs += zip(out_probe[:found].tolist(), out_row[:found].tolist(), strict=True)
     raise AssertionError("the probe does not get on")

@@ -125,7 +125,7 @@ def test_look_ups_find_all_rows_of_a_hash(sizes: list[int]) -> None:
     found: set[tuple[int, int]] = set()
     out = np.empty(5, np.int32), np.empty(5, np.int64)
     while not probe.done:
-        count, _ = filled.table.probe(probe, len(wanted), *out, 0)
+        count, _ = filled.table.probe(probe, len(wanted), *out)
         found |= set(zip(out[0][:count].tolist(), out[1][:count].tolist(), strict=True))
     assert found == {(i, int(row)) for i, h in enumerate(wanted) for row in np.flatnonzero(filled.hashes == h)}
 

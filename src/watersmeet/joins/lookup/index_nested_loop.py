@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.lookup import LookupSpec
-from watersmeet.engine.lookup_answers import Asked, Index, MappedIndex, Unit
+from watersmeet.engine.lookup_answers import Asked, GatheredIndex, MappedIndex, Unit
 from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.engine.lookup_shell import PAGE_BYTES
 from watersmeet.kernels.counting import use_pages
@@ -141,7 +141,7 @@ class IndexUnit(Unit):
         exact = all(index.exact for index in indexes)
         super().__init__(join.answers, asked, np.zeros(len(asked), np.int32), [*indexes], widest, exact=exact)
 
-    def _settle(self, index: Index, probes: Int32, rows: Int32, before: int) -> pa.RecordBatch | None:
+    def _settle(self, index: GatheredIndex, probes: Int32, rows: Int32, before: int) -> pa.RecordBatch | None:
         assert isinstance(index, MappedIndex)
         first = self._join.first_page(self._numbers[self._chapter])
         segment = index.segment

@@ -148,9 +148,9 @@ class SomeColumns:
         self._table = table
         self._columns = columns
 
-    def probe(self, probe: Probe, stop: int, out_probe: Int32, out_row: Int32, found: int) -> tuple[int, int]:
+    def probe(self, probe: Probe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up."""
-        return self._table.probe(probe, stop, out_probe, out_row, found)
+        return self._table.probe(probe, limit, out_probe, out_row)
 
     def gather(self, column: int, rows: Int32) -> pa.Array:
         """One column's values for some rows."""

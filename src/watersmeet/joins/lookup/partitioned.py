@@ -12,7 +12,7 @@ from watersmeet.core.arrays import Int32
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.protocol import Step
-from watersmeet.engine.lookup_answers import Asked, Index, MappedIndex, Unit
+from watersmeet.engine.lookup_answers import Asked, GatheredIndex, MappedIndex, Unit
 from watersmeet.engine.lookup_operator import LookupJoin
 from watersmeet.joins.lookup.join_memory import JoinMemory, SomeColumns, least_table, partitioned_table
 from watersmeet.policies.join_memory import Granularity
@@ -155,7 +155,7 @@ class Partitioned(LookupJoin):
     def _use(self, memory: JoinMemory) -> None:
         self.memory = memory
         wanted = self.answers.plans[1].sources
-        self._cached: Index | None = memory.table
+        self._cached: GatheredIndex | None = memory.table
         if memory.table is not None and wanted != memory.columns:
             self._cached = SomeColumns(memory.table, [memory.columns.index(i) for i in wanted])
 

@@ -134,7 +134,7 @@ class PromisedRows:
         found = [(np.empty(0, np.int32), np.empty(0, np.int32))]
         while table.rows and not probe.done:
             out = np.empty((2, _FOUND_AT_ONCE), np.int32)
-            count, _ = table.probe(probe, len(hashes), out[0], out[1], 0)
+            count, _ = table.probe(probe, len(hashes), out[0], out[1])
             found.append((out[0][:count], out[1][:count]))
         which, rows = (np.concatenate(some) for some in zip(*found, strict=True))
         if len(rows) and not self._join.codec.exact:
@@ -196,7 +196,7 @@ class PromisedRows:
         found = [(np.empty(0, np.int32), np.empty(0, np.int32))]
         while not probe.done:
             out = np.empty((2, _FOUND_AT_ONCE), np.int32)
-            count, visited = table.probe(probe, len(hashes), out[0], out[1], 0)
+            count, visited = table.probe(probe, len(hashes), out[0], out[1])
             self._join.meter.comparisons += visited
             found.append((out[0][:count], out[1][:count]))
         which, rows = (np.concatenate(some) for some in zip(*found, strict=True))
