@@ -27,6 +27,7 @@ from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status
 from watersmeet.core.report import LookupFigures, Report
 from watersmeet.engine.lookup_answers import Asked, Unit, lookup_figures
 from watersmeet.engine.lookup_shell import PAGE_BYTES, LookupFrame, Waiting
+from watersmeet.engine.phases import phase_of
 from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.memory import format_bytes
 from watersmeet.records.plan import BatchRows
@@ -239,11 +240,7 @@ class LookupJoin(LookupFrame):
     @property
     def phase(self) -> str:
         """Arriving, reactive, clean-up or done."""
-        if self._done:
-            return "done"
-        if self._cleaning_up:
-            return "clean-up"
-        return "reactive" if self._stalled else "arriving"
+        return phase_of(done=self._done, ended=self._cleaning_up, reacting=self._stalled).value
 
     def figures(self) -> LookupFigures:
         """How the rows fared so far."""

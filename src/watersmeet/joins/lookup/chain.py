@@ -19,6 +19,7 @@ from watersmeet.core.report import Report
 from watersmeet.engine.compose import Cascade, member_prefix
 from watersmeet.engine.lookup_answers import sum_of_figures
 from watersmeet.engine.lookup_operator import LookupJoin
+from watersmeet.engine.phases import Phase, phase_of
 from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.lookup.partitioned import Partitioned
 from watersmeet.memory import JointBudget, format_bytes
@@ -286,11 +287,8 @@ class LookupChain(Cascade):
     @property
     def phase(self) -> str:
         """Arriving, reactive, clean-up or done."""
-        if self._stages[-1].join.phase == "done":
-            return "done"
-        if self._end_told:
-            return "clean-up"
-        return "reactive" if self._stalled else "arriving"
+        done = self._stages[-1].join.phase == Phase.DONE.value
+        return phase_of(done=done, ended=self._end_told, reacting=self._stalled).value
 
     @property
     def hits(self) -> int:

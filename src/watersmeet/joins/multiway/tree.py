@@ -15,6 +15,7 @@ from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import Equal, JoinSpec, Output
 from watersmeet.engine.compose import Cascade, member_prefix
+from watersmeet.engine.phases import Phase, phase_of
 from watersmeet.engine.snapshot import FORMAT, check_snapshot
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.joins.progressive.xjoin import XJoin
@@ -201,12 +202,9 @@ class JoinTree(Cascade):
     @property
     def phase(self) -> str:
         """Arriving, reactive, clean-up or done."""
-        phases = {node.join.phase for node in self._nodes}
-        if self._nodes[-1].join.phase == "done":
-            return "done"
-        if all(self._ended):
-            return "clean-up"
-        return "reactive" if "reactive" in phases else "arriving"
+        phases = [Phase(node.join.phase) for node in self._nodes]
+        done, reacting = phases[-1] is Phase.DONE, Phase.REACTIVE in phases
+        return phase_of(done=done, ended=all(self._ended), reacting=reacting).value
 
     def close(self) -> None:
         """Let go of all rows."""
