@@ -21,7 +21,7 @@ from watersmeet.core.protocol import Arrive, End, Punctuate, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence, foretold
 from watersmeet.joins.confluence.foretold import Foretold
-from watersmeet.joins.confluence.wear import Wear
+from watersmeet.joins.confluence.upkeep import Wear
 from watersmeet.policies.settling import Settling
 from watersmeet.spill.store import MemoryStore
 

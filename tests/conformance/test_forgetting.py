@@ -13,8 +13,7 @@ from watersmeet.checks import ConformanceError, make_kind_case, run_case
 from watersmeet.core.protocol import Arrive, Event, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence, catalogue, operator
-from watersmeet.joins.confluence.wear import LeftOutRows, Wear
-from watersmeet.matching.upkeep import Upkeep
+from watersmeet.joins.confluence.upkeep import LeftOutRows, Upkeep, Wear
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.matched_bits import MatchedBits
 from watersmeet.spill.store import MemoryStore

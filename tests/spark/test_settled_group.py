@@ -253,7 +253,7 @@ def test_who_goes_on_maps_runs_and_reads_no_row(tmp_path: Path, monkeypatch: pyt
 
 
 def test_runs_stay_few_no_batch_pays_for_all_and_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from watersmeet.matching import upkeep
+    from watersmeet.joins.confluence import upkeep
 
     monkeypatch.setattr(upkeep, "_LEAST_ROWS", 600)
     monkeypatch.setattr(upkeep, "_SMALL", 128)

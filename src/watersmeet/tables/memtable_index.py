@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Int32, Int64, Numbers, Uint64
 from watersmeet.core.errors import BudgetError
-from watersmeet.kernels import hash_index, sorted_runs, sorted_walk
+from watersmeet.kernels import hash_index, hash_order, sorted_runs
 from watersmeet.kernels.hash_order import sort_rows
 from watersmeet.kernels.radix import sorted_order
 from watersmeet.kernels.sorted_runs import RangeProbe, SortedRuns
@@ -43,7 +43,7 @@ class Walk:
     tells their order, over all buffers."""
     bits: int = 0
     """Of the index that the cursor is a place in."""
-    cursor: Int64 = field(default_factory=lambda: np.zeros(sorted_walk.CURSOR, np.int64))
+    cursor: Int64 = field(default_factory=lambda: np.zeros(hash_order.CURSOR, np.int64))
 
     @property
     def done(self) -> bool:
@@ -188,7 +188,7 @@ class HashIndex:
             bits -= 1
         if bits > self._bits:
             self._have_heads(bits)
-            sorted_walk.relink(self._entries.array, linked, self._heads, bits)
+            hash_order.relink(self._entries.array, linked, self._heads, bits)
 
     def _have_heads(self, bits: int) -> None:
         """Two to this power buckets, all of them empty."""
@@ -229,7 +229,7 @@ class HashIndex:
             return count
         self.bring_up(walk)
         args = self._entries.array, self._heads, walk.low, walk.high, walk.cursor, keys, rows
-        return int(sorted_walk.walk(*args))
+        return int(hash_order.walk(*args))
 
     def walk(self, low: int, high: int, room: int = 0) -> Walk:
         """The rows from `low` up to `high` in the order of their hashes, so many at a time.
@@ -255,7 +255,7 @@ class HashIndex:
         if 2 * count * self._entries.itemsize > _RELEASED_FROM:
             self._entries.release(2 * left, 2 * rows)
         self._heads[:] = 0
-        sorted_walk.relink(self._entries.array, left, self._heads, self._bits)
+        hash_order.relink(self._entries.array, left, self._heads, self._bits)
 
     def clear(self, rows: int) -> None:
         """Forget all rows."""
@@ -331,7 +331,7 @@ class RangeIndex:
         if has_begun:
             first, behind = (int(np.searchsorted(words, last_word, side)) for side in ("left", "right"))
             start = first + int(np.searchsorted(numbers[first:behind], last_row, "right"))
-        place, count = sorted_walk.take_numbered(words, numbers, start, walk.low, walk.high, keys, rows)
+        place, count = hash_order.take_numbered(words, numbers, start, walk.low, walk.high, keys, rows)
         if place == len(words):
             walk.cursor[0] = -1
         else:

@@ -17,7 +17,7 @@ from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Arrive, End, Event, Stall, Status
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence, catalogue, operator
-from watersmeet.joins.confluence.wear import Wear
+from watersmeet.joins.confluence.upkeep import Wear
 from watersmeet.policies.settling import Settling
 from watersmeet.runs import matched_bits
 from watersmeet.spill.faulty_store import FaultyStore

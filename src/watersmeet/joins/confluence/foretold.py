@@ -12,7 +12,7 @@ and before rows leave memory.
 nothing else happens, and a snapshot within a pass goes on with it.
 
 **What is forgotten.** A row that has met all and will meet nobody any more is not written to disk, and merges leave it
-out (`wear`).
+out (`upkeep`).
 (`tests/conformance/test_foretold.py` breaks each of these, and is noticed.)
 """
 

@@ -23,9 +23,8 @@ from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.engine.tracked_arrival import TrackedArrival
-from watersmeet.joins.confluence import saving
 from watersmeet.joins.confluence.alone import Alone
-from watersmeet.joins.confluence.catalogue import RUN_BYTES, Catalogue
+from watersmeet.joins.confluence.catalogue import RUN_BYTES, Catalogue, load_own_state, own_state
 from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.joins.confluence.settlements import Settlements, SettlementTask
 from watersmeet.joins.confluence.workspace import FLOOR, MOST_SLICE, Workspace, divided
@@ -505,7 +504,7 @@ class Confluence(RoomFirst, Operator):
         """All rows of a batch have come: let them settle and leave memory, which the next polls do.
 
         A snapshot then lists runs and holds no row, and whoever goes on from it reads nothing. Runs are merged between
-        batches, a little with each (`matching.upkeep`).
+        batches, a little with each (`upkeep`).
         """
         self.batch_ends = True
 
@@ -561,10 +560,10 @@ class Confluence(RoomFirst, Operator):
         return replace(taken, state={**taken.state, "memory": self._least})
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        return saving.saved(self, self._task)
+        return own_state(self, self._task)
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        saving.load(self, state, self._open_run)
+        load_own_state(self, state, self._open_run)
 
     def _load_rows(self, snapshot: Snapshot) -> None:
         super()._load_rows(snapshot)

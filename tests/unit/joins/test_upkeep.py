@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.core.arrays import Int64
-from watersmeet.matching import upkeep
+from watersmeet.joins.confluence import upkeep
+from watersmeet.joins.confluence.upkeep import Upkeep, size_class
 from watersmeet.matching.debts import Debts, RunEntry
-from watersmeet.matching.upkeep import Upkeep, size_class
 from watersmeet.memory import Budget
 from watersmeet.runs.flush import write_run
 from watersmeet.runs.sorted_run import SortedRun
