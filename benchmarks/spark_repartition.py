@@ -20,7 +20,7 @@ from watersmeet.spark.offline.opened import OpenedState
 from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task.settled_group import SettledGroup

@@ -18,9 +18,8 @@ from watersmeet.checks.canonical import canonical_rows
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.spark.offline.placement import Placement
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import operator_cache as kept_operators

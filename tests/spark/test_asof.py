@@ -27,15 +27,15 @@ from watersmeet.core.spec import parse_on
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.records.asof_times import AsofCodec, AsofPlan, AsofTiming
 from watersmeet.spark import asof_join
-from watersmeet.spark.plan.asof_recipe import AsofFactory
+from watersmeet.spark.plan.recipe import AsofFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task import window_task
-from watersmeet.spark.task.asof_task import AsofTask
 from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.row_hashes import row_hashes
+from watersmeet.spark.task.window_task import AsofTask
 
 GROUPS = 3
 

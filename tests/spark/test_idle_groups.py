@@ -16,20 +16,17 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.runs.sorted_run import SortedRun
-from watersmeet.spark.plan.asof_recipe import AsofFactory
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import AsofFactory, JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import context, operator_task, window_task
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.asof_task import AsofTask
 from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_task import OperatorTask
-from watersmeet.spark.task.window_task import WindowTask
+from watersmeet.spark.task.window_task import AsofTask, WindowTask
 
 SCHEMA = pa.schema({"id": pa.int64(), "at": pa.int64()})
 MEMORY = 4 << 20

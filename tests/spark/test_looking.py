@@ -27,7 +27,7 @@ from watersmeet.drivers.history import History
 from watersmeet.records.times import NEVER
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.io.watch import Watch
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.rebalance.master_task import RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad
 from watersmeet.spark.rebalance.routing import Home, HotKey, Routing

@@ -23,21 +23,18 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.spark.offline.opened import OpenedState, verify
-from watersmeet.spark.plan.asof_recipe import AsofFactory
-from watersmeet.spark.plan.join_recipe import JoinFactory
 from watersmeet.spark.plan.multi_recipe import MultiFactory
+from watersmeet.spark.plan.recipe import AsofFactory, JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import new_columns, operator_task, window_task
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task.asof_task import AsofTask
 from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_task import OperatorTask
-from watersmeet.spark.task.window_task import WindowTask
+from watersmeet.spark.task.window_task import AsofTask, WindowTask
 
 GROUPS = 2
 MEMORY = 8 << 20

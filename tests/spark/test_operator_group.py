@@ -23,8 +23,8 @@ from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.planner import ALGORITHMS, MULTIWAY
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, UP_TO
-from watersmeet.spark.plan.join_recipe import JoinFactory
 from watersmeet.spark.plan.multijoin import MultiFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory, batch_of
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_group import OperatorGroup, Shares

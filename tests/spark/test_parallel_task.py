@@ -24,8 +24,8 @@ from watersmeet.core.kinds import KINDS as KINDS_OF_JOINS
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.records.times import WindowCodec, WindowPlan
+from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.rebalance import master_task, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import SlotLoad

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state import remote as remote_files
 from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns

@@ -21,7 +21,7 @@ from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.joins.confluence import Confluence
 from watersmeet.matching.debts import RunEntry
 from watersmeet.runs.sorted_run import SortedRun
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state.directory import Batch, GroupState, Owner, StateDirectory, batch_of
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task.settled_group import SettledGroup

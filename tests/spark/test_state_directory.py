@@ -11,7 +11,7 @@ import pytest
 
 from watersmeet.core.errors import SegmentError, SnapshotError, SpillError
 from watersmeet.core.spec import JoinSpec, parse_on
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state.directory import SEGMENTS, Batch, GroupState, Owner, StateDirectory, batch_of, manifest_name
 from watersmeet.spark.state.files import read_json
 from watersmeet.spark.state.lineage import token

@@ -25,7 +25,7 @@ from watersmeet.spark.offline.opened import OpenedState
 from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.plan.described import described, spec_of
+from watersmeet.spark.state.described import described, spec_of
 
 
 @pytest.fixture(autouse=True)

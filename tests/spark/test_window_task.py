@@ -20,8 +20,8 @@ from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
 from watersmeet.engine.sizing import Grain
 from watersmeet.records.times import NEVER, Timing, WindowCodec, WindowPlan
+from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task import window_task

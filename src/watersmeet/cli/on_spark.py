@@ -36,7 +36,7 @@ ROWS_PER_BATCH = 200_000
 
 def check_task_memory(spec: JoinSpec, algorithm: str, memory: int) -> None:
     """Refuse, before Spark is started, what its tasks would refuse."""
-    from watersmeet.spark.plan.join_recipe import JoinFactory
+    from watersmeet.spark.plan.recipe import JoinFactory
     from watersmeet.spark.task.operator_group import Shares
 
     Shares.check(memory, JoinFactory.of(spec, algorithm).least_memory())

@@ -24,7 +24,7 @@ from watersmeet.runs.matched_bits import check_bits
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.offline.placement import Placement
-from watersmeet.spark.plan.described import options_of, spec_of
+from watersmeet.spark.state.described import options_of, spec_of
 from watersmeet.spark.state.directory import (
     FORMAT,
     RESULTS,

@@ -38,7 +38,7 @@ from watersmeet.matching.debts import RunEntry
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
 from watersmeet.spark.offline.placement import keys_of_hashes
-from watersmeet.spark.plan.described import options_of
+from watersmeet.spark.state.described import options_of
 from watersmeet.spark.state.directory import ROWS, Batch, GroupState, group_name, group_number
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove_directory
 from watersmeet.spark.state.publication import described

@@ -17,7 +17,6 @@ from watersmeet.core.bands import Width
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import On, parse_on
 from watersmeet.memory import parse_memory
-from watersmeet.spark.plan.asof_recipe import AsofFactory
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
 from watersmeet.spark.plan.inputs import (
     NAMES,
@@ -30,12 +29,13 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
+from watersmeet.spark.plan.recipe import AsofFactory
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
-from watersmeet.spark.task.asof_task import AsofTask
 from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares
+from watersmeet.spark.task.window_task import AsofTask
 from watersmeet.spark.task.worker import portable
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from watersmeet.spark.plan.inputs import (
     time_columns,
     with_measures,
 )
-from watersmeet.spark.plan.join_recipe import JoinFactory
+from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES

@@ -14,8 +14,8 @@ from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.matching.multi_windows import ManyTiming
 from watersmeet.policies.settling import Settling
 from watersmeet.runs.sorted_run import OpenRun
-from watersmeet.spark.plan.described import described
 from watersmeet.spark.plan.recipe import Recipe
+from watersmeet.spark.state.described import described
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.punctuations import Punctuations
 from watersmeet.spill.store import MemoryStore, Store

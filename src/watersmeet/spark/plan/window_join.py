@@ -28,9 +28,9 @@ from watersmeet.spark.plan.inputs import (
     time_columns,
     with_measures,
 )
+from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares

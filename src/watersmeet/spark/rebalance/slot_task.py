@@ -24,8 +24,8 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int32
 from watersmeet.records.times import NEVER, Timing
 from watersmeet.records.types import put_together
+from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.plan.window_recipe import WindowFactory
 from watersmeet.spark.rebalance.master_task import RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad, TopKey
 from watersmeet.spark.rebalance.routing import INPUTS, WAKE, Role, Routing

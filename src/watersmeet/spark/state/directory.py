@@ -30,7 +30,7 @@ from importlib import metadata
 from typing import Any
 
 from watersmeet.core.errors import SnapshotError
-from watersmeet.spark.state.differences import differences, only_new_columns
+from watersmeet.spark.state.described import differences, only_new_columns
 from watersmeet.spark.state.files import (
     checked_json,
     make_directory,
@@ -77,7 +77,7 @@ class Owner:
     tick: int | None = None
     """Of a window join: nanoseconds of a unit of the inputs' times, for people; None if they are integers."""
     describe: Callable[[], dict[str, Any]] | None = None
-    """What the join is, for those who look into its state without the query: see `plan.described`."""
+    """What the join is, for those who look into its state without the query: see `described`."""
     by_id: bool = True
     """Whether Spark is given the numbers of groups, as from 4.1 on; else it hashes the key's hash once more."""
     grows: bool = False

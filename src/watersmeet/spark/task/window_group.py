@@ -24,7 +24,7 @@ from watersmeet.core.protocol import Arrive, Event, Snapshot, Stall
 from watersmeet.engine.shell import Operator
 from watersmeet.records.times import NEVER
 from watersmeet.spark.plan.multi_recipe import MultiFactory
-from watersmeet.spark.plan.window_recipe import WindowFactory
+from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.publication import described, publish
 from watersmeet.spark.state.store import VersionedStore
