@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,9 @@ from watersmeet.core.windows import WindowJoinSpec, parse_windows
 from watersmeet.drivers.cost_model import FREE
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
+from watersmeet.joins.window.ewj import EWJ
 from watersmeet.planner import WINDOW_ALGORITHMS, build_window, choose_window
+from watersmeet.runs.window_segments import FOREVER
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
 
@@ -274,3 +276,53 @@ def test_dates_are_told_in_seconds_since_1970(name: str) -> None:
     result = wm.window_join(table, table[:1], on="k", time="t", window="1 min", algorithm=name)
     result.table()
     assert result.progress.dated and result.progress.reached == (1_700_000_002.5, 1_700_000_000)
+
+
+class WatchedTail(EWJ):
+    """Has its segments in another order than that of their ages, and looks at the tail when it has been refilled."""
+
+    refills: ClassVar[list[tuple[int, int, bool]]] = []
+    """Of each, blocks that were brought back, seeks that it took, and whether all that are left on disk are younger."""
+
+    def _refill(self, side: int) -> None:
+        seeks, blocks, tail = self.meter.seeks, self.events["tail refilled"], self.tails[side]
+        self.disks[side].pieces.reverse()  # segments that became one come last, and may be the oldest
+        super()._refill(side)
+        self.disks[side].pieces.reverse()
+        copied = self.copies.numbers(side)
+        absent = [
+            int(piece.latest[place])
+            for piece in self.disks[side].pieces
+            for place in range(len(piece.left))
+            if piece.left[place] < FOREVER
+            and piece.number + place not in copied
+            and self.copies.lives(side, piece, place)
+        ]
+        newest = int(tail.table.latest[tail.table.live()].max(initial=0))
+        refilled = self.events["tail refilled"] - blocks
+        self.refills.append((refilled, self.meter.seeks - seeks, not refilled or newest <= min(absent, default=newest)))
+
+
+def test_the_tail_has_the_oldest_blocks_and_reads_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where segments stand does not tell which blocks expire first."""
+    monkeypatch.setattr(WatchedTail, "refills", [])
+    monkeypatch.setattr("watersmeet.joins.window.ewj.tail_blocks", lambda *_: 6)
+    join = WatchedTail(spec_of(4_000), 96 << 10, MemoryStore())
+    for start in range(0, 12_000, 200):
+        for side in (0, 1):
+            join.receive(Arrive(side, rows(start, 200, keys=2_000)))
+            work_off(join)
+    refilled = [(blocks, seeks) for blocks, seeks, _ in join.refills if blocks]
+    assert len(refilled) > 5 and all(seeks <= blocks for blocks, seeks in refilled), refilled
+    assert all(oldest for _, _, oldest in join.refills)
+
+    disk = join.disks[0]
+    piece = max(disk.pieces, key=lambda each: len(each.left))
+    last, before = len(piece.left) - 1, join.meter.seeks
+    assert last > 1
+    together = list(join._read_together(disk, piece, 0, last))
+    assert join.meter.seeks == before + 1
+    for place, pages in together:
+        alone = list(disk.pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
+        ticks = [[tick for page in of_block for tick in page.ticks.tolist()] for of_block in (pages, alone)]
+        assert ticks[0] == ticks[1] and len(ticks[0]) == piece.stop(place) - piece.firsts[place]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.window.exact import ExactWindowJoin
 from watersmeet.joins.window.scan import Scan
 from watersmeet.policies.window import tail_blocks
-from watersmeet.runs.window_segments import FOREVER
+from watersmeet.runs.page import Page
+from watersmeet.runs.window_runs import WindowDisk
+from watersmeet.runs.window_segments import FOREVER, Piece
 from watersmeet.spill.store import Store
 
 
@@ -155,21 +160,50 @@ class EWJ(ExactWindowJoin):
         memory = max(4, self.recent // table.block_bytes)
         tail.capacity = tail_blocks(memory, blocks, together, self.thresholds.probe, self.thresholds.access)
         while len(tail) > tail.capacity:
-            tail.drop(int(tail.blocks()[0]))
-        copied = self.copies.numbers(side)
-        for piece in disk.pieces:
-            for place in range(len(piece.left)):
-                if len(tail) >= tail.capacity:
+            live = tail.table.live()
+            tail.drop(int(live[tail.table.latest[live].argmax()]))
+        for piece, first, last in self._oldest(side, tail.capacity - len(tail)):
+            for place, pages in self._read_together(disk, piece, first, last):
+                if not tail.try_add(piece.number + place, int(piece.parts[place]), 0, pages):
                     return
-                if (
-                    piece.left[place] < FOREVER
-                    and piece.number + place not in copied
-                    and self.copies.lives(side, piece, place)
-                ):
-                    pages = list(disk.pages_of(piece, int(piece.firsts[place]), piece.stop(place)))
-                    if not tail.try_add(piece.number + place, int(piece.parts[place]), 0, pages):
-                        return
-                    self.events["tail refilled"] += 1
+                self.events["tail refilled"] += 1
+
+    def _oldest(self, side: int, count: int) -> list[tuple[Piece, int, int]]:
+        """So many blocks of a window that are on disk alone and expire first, as stretches of their segments.
+
+        Their numbers do not tell which they are: segments that were put together have new ones.
+        """
+        disk, copied = self.disks[side], sorted(self.copies.numbers(side))
+        places = [np.flatnonzero((piece.left < FOREVER) & (piece.latest >= self.expired_before(side)))
+                  for piece in disk.pieces]  # fmt: skip
+        places = [each[~np.isin(piece.number + each, copied)] for piece, each in zip(disk.pieces, places, strict=True)]
+        of_piece = np.repeat(np.arange(len(places)), [len(each) for each in places])
+        place = np.concatenate([*places, np.empty(0, np.int64)]).astype(np.int64)
+        latest = np.concatenate([*(p.latest[each] for p, each in zip(disk.pieces, places, strict=True)), place[:0]])
+        chosen = np.sort(np.lexsort((place, of_piece, latest))[: max(0, count)])
+        most = max(1, disk.resident // self.tables[side].block_bytes)
+        found: list[tuple[int, Piece, int, int]] = []
+        for number in chosen.tolist():
+            piece, block = disk.pieces[of_piece[number]], int(place[number])
+            if found and found[-1][1] is piece and found[-1][3] == block - 1 and block - found[-1][2] < most:
+                oldest, _, first, _ = found.pop()
+                found.append((min(oldest, int(latest[number])), piece, first, block))
+            else:
+                found.append((int(latest[number]), piece, block, block))
+        return [(piece, first, last) for _, piece, first, last in sorted(found, key=lambda each: each[0])]
+
+    def _read_together(self, disk: WindowDisk, piece: Piece, first: int, last: int) -> Iterator[tuple[int, list[Page]]]:
+        """Blocks that follow each other in a segment, with one seek for all of them."""
+        start = int(piece.firsts[first])
+        pages = list(disk.pages_of(piece, start, piece.stop(last)))
+        for place in range(first, last + 1):
+            left, some = piece.stop(place) - int(piece.firsts[place]), []
+            while left:
+                count = min(left, len(pages[0]))
+                some.append(pages[0].slice(0, count))
+                left -= count
+                pages[:1] = [] if count == len(pages[0]) else [pages[0].slice(count, len(pages[0]) - count)]
+            yield place, some
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         segments, state = super()._own_state()
