@@ -14,6 +14,7 @@ from spark.frames import rows_in
 from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import band
 from watersmeet.spark import figures, multijoin, register, with_events
+from watersmeet.spark.offline.repartition import repartition
 
 ON = ["r.id = s.id", "s.id = t.ref"]
 ON_ID = ["r.id = s.id", "s.id = t.id"]
@@ -105,11 +106,18 @@ def _streams(spark: Any, place: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_in_two_starts(spark: Any, place: Path, **given: Any) -> tuple[list[pa.Table], list[Any]]:
-    """The results of all batches, of a query that is stopped and started again, and what the batches told."""
+def _run_in_two_starts(
+    spark: Any, place: Path, divided: int | None = None, **given: Any
+) -> tuple[list[pa.Table], list[Any]]:
+    """The results of all batches, of a query that is stopped and started again, and what the batches told.
+
+    Meanwhile its state may be divided into another number of groups.
+    """
     seen: dict[int, pa.Table] = {}
     told = []
     for start in range(2):
+        if start and divided is not None:
+            given["partitions"] = repartition(place / "state", divided).after
         joined = multijoin(_streams(spark, place), memory="2 MiB", state=place / "state", **given)
         writer = joined.writeStream.foreachBatch(lambda frame, number: seen.__setitem__(number, frame.toArrow()))
         writer = writer.option("checkpointLocation", str(place / "checkpoint"))
@@ -129,7 +137,7 @@ def _run_in_two_starts(spark: Any, place: Path, **given: Any) -> tuple[list[pa.T
 @pytest.mark.parametrize("on", [ON_ID, ["r.id = s.id", "s.b = t.b"]], ids=["one value", "chain"])
 def test_endless_streams_keep_all_rows(on: list[str], spark: Any, tmp_path: Path) -> None:
     _pour(tmp_path, 8)
-    seen, told = _run_in_two_starts(spark, tmp_path, on=on, partitions=3)
+    seen, told = _run_in_two_starts(spark, tmp_path, divided=2, on=on, partitions=3)
     for name in "rst":
         spark.read.parquet(str(tmp_path / name)).createOrReplaceTempView(name)
     chain = on is not ON_ID

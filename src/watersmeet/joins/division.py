@@ -74,16 +74,67 @@ def divided(run: SortedRun, side: int, place: Place, new: Callable[[int, int], t
         let_go([run])
 
 
+def divided_whole(
+    run: SortedRun, number: int, place: Place, new: Callable[[int, int], tuple[Store, str]]
+) -> dict[int, str]:
+    """Write the rows of a run of an input as one run for each new join that gets some; returns their names.
+
+    Where rows are written several times, in several orders, those of one join must be together in each of them: so they
+    are gone through twice, for their hashes and for the rest.
+    """
+    block_rows = block_rows_for(run.nbytes, run.rows, _BLOCK_BYTES)
+    writers: dict[int, RunWriter] = {}
+    waiting: dict[int, Int64] = {}
+    try:
+        for numbers, targets in _stretches(run, number, place):
+            hashes = run.hashes()[numbers[0] : numbers[-1] + 1]
+            for target in np.unique(targets).tolist():
+                own = targets == target
+                if target not in writers:
+                    store, name = new(target, number)
+                    writers[target] = RunWriter(store, name, run.types, 0, block_rows)
+                writers[target].write_hashes(np.ascontiguousarray(hashes[own]))
+                writers[target].rows += int(own.sum())
+        for numbers, targets in _stretches(run, number, place):
+            for target in np.unique(targets).tolist():
+                own = np.concatenate([waiting.pop(target, numbers[:0]), numbers[targets == target]])
+                whole = len(own) // block_rows * block_rows
+                _write_blocks(writers[target], run, own[:whole], block_rows)
+                waiting[target] = own[whole:]
+        for target, writer in writers.items():
+            _write_blocks(writer, run, waiting[target], block_rows)
+            writer.seal()
+    except BaseException:
+        for writer in writers.values():
+            writer.abort()
+        raise
+    return {target: writer.name for target, writer in writers.items()}
+
+
+def _stretches(run: SortedRun, number: int, place: Place) -> Iterator[tuple[Int64, Int32]]:
+    """The numbers of a run's rows, and to which of the new joins they go."""
+    for start in range(0, run.rows, AT_ONCE):
+        stop = min(run.rows, start + AT_ONCE)
+        run.check_hashes(start, stop)
+        numbers = np.arange(start, stop)
+        yield numbers, place(number, run, numbers)
+        let_go([run])
+
+
+def _write_blocks(writer: RunWriter, run: SortedRun, numbers: Int64, block_rows: int) -> None:
+    for start in range(0, len(numbers), block_rows):
+        some = numbers[start : start + block_rows]
+        run.check_rows(some)
+        writer.write_block(run, some)
+
+
 def _write(store: Store, name: str, run: SortedRun, numbers: Int64, block_rows: int) -> None:
     """Rows of a run, in its order, as another."""
     writer = RunWriter(store, name, run.types, len(numbers), block_rows)
     try:
         hashes: Uint64 = run.hashes()[numbers]
         writer.write_hashes(hashes)
-        for start in range(0, len(numbers), block_rows):
-            some = numbers[start : start + block_rows]
-            run.check_rows(some)
-            writer.write_block(run, some)
+        _write_blocks(writer, run, numbers, block_rows)
         writer.seal()
     except BaseException:
         writer.abort()

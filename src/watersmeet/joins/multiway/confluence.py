@@ -34,7 +34,7 @@ from watersmeet.policies.settling import Settling
 from watersmeet.records.intake import Received
 from watersmeet.records.plan import RowPlan
 from watersmeet.runs.matched_bits import LEAST_BYTES
-from watersmeet.runs.run_set import RunSets
+from watersmeet.runs.run_set import RunSet, RunSets
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.runs.stretches import StringRoom
 from watersmeet.spill.store import Store
@@ -398,6 +398,23 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         if max(disk.owing for disk in self.disks) >= most:
             return False
         return self._policy.can_wait(self.owing, self.flushing.on_disk)
+
+    # --- runs of others ---
+
+    def adopt(self, number: int, sets: Sequence[RunSet], named: int) -> None:
+        """Take over sets of runs of an input that others of this join have put away; they owe nothing.
+
+        `named`: the numbers up to this one are taken in names of segments.
+        """
+        self.disks[number].sets += sorted(sets, key=lambda each: -each.level)  # levels fall, as where runs are its own
+        self.flushing.written = max(self.flushing.written, named)
+        self.flushing.count()
+
+    def know(self, ended: Sequence[bool], widest: Sequence[int]) -> None:
+        """Which inputs have ended, and how wide rows are, as others of this join know whose runs were taken over."""
+        self._ended, self._closed = list(ended), list(ended)
+        for number, size in enumerate(widest):
+            self._allow_widest(number, max(size, self.found.widest[number]))
 
     # --- snapshots ---
 

@@ -170,6 +170,12 @@ class OpenedState:
         if version.manifest["snapshot"] is None:
             return None
         self.refuse_others()
+        join = self.restored(self.kind, self.spec, version, store or self.store(version))
+        assert isinstance(join, Confluence)
+        return join
+
+    def restored(self, kind: type[Any], spec: Any, version: Version, store: VersionedStore) -> Any:
+        """A group's operator of some class."""
         snapshot = Snapshot.from_json(version.manifest["snapshot"])
         if any(join.startswith(f"{snapshot.fingerprint}-") for join in self.owner.get("earlier", ())):
             raise SnapshotError(
@@ -177,14 +183,11 @@ class OpenedState:
                 f"get with the next rows of the group; run the query until all groups have had rows, or until then "
                 f"use 'show' and 'verify'"
             )
-        store = store or self.store(version)
         memory = max(MEMORY, snapshot.state["memory"])
         try:
-            join = self.kind.restore(self.spec, snapshot, memory, store, **options_of(self.described))
+            return kind.restore(spec, snapshot, memory, store, **options_of(self.described))
         except SegmentError as error:
             raise store.named(error) from error
-        assert isinstance(join, Confluence)
-        return join
 
     @property
     def kind(self) -> type[Any]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Bool, Int32, Int64
-from watersmeet.core.keys import KeyKind, common_key_type
+from watersmeet.core.keys import KeyKind, KeyType, common_key_type
 from watersmeet.core.spec import JoinSpec
 from watersmeet.kernels import hashing
 
@@ -37,11 +37,18 @@ class Placement:
     """
 
     def __init__(self, spec: JoinSpec, by_id: bool) -> None:
-        self._types = [
+        self._types: list[tuple[pa.DataType, ...]] = [
             tuple(spec.input(side).field(names[side]).type for side in (0, 1))
             for names in zip(spec.keys(0), spec.keys(1), strict=True)
         ]
         self._by_id = by_id
+
+    @classmethod
+    def of_types(cls, types: Sequence[pa.DataType], by_id: bool) -> Placement:
+        """The same for one value that inputs have in columns of these types."""
+        found = cls.__new__(cls)
+        found._types, found._by_id = [tuple(types)], by_id
+        return found
 
     def groups(self, keys: Sequence[pa.Array], side: int, groups: int) -> Int32:
         """The group of each row, by its key columns in the types of its input."""
@@ -151,8 +158,14 @@ def keys_of_hashes(spec: JoinSpec, side: int, hashes: Int64) -> pa.Array:
     (equal,) = spec.equalities
     types = [spec.input(each).field(equal.column(each)).type for each in (0, 1)]
     form = common_key_type(*types)
-    assert form is not None and form.fits_word, "a hash tells its key only where that is a word"
-    words, type_ = hashing.unmixed(hashes.view(np.uint64)).view(np.int64), types[side]
+    assert form is not None
+    return values_of_hashes(form, types[side], hashes)
+
+
+def values_of_hashes(form: KeyType, type_: pa.DataType, hashes: Int64) -> pa.Array:
+    """The values that hashes were made of, which were compared in this form."""
+    assert form.fits_word, "a hash tells its key only where that is a word"
+    words = hashing.unmixed(hashes.view(np.uint64)).view(np.int64)
     if form.kind is KeyKind.BOOL:
         return pa.array(words.astype(np.bool_))
     if form.kind is KeyKind.FLOAT:

@@ -24,6 +24,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,18 @@ import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.errors import SnapshotError, SpecError
+from watersmeet.core.keys import KeyType
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.division import Inherited, Known, divided, hand_over_results, inherit
+from watersmeet.joins.division import Inherited, Known, divided, divided_whole, hand_over_results, inherit
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.debts import RunEntry
+from watersmeet.runs.run_set import RunSet
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
-from watersmeet.spark.offline.placement import keys_of_hashes
-from watersmeet.spark.state.described import options_of
+from watersmeet.spark.offline.placement import Placement, keys_of_hashes, values_of_hashes
+from watersmeet.spark.plan.multi_recipe import routes
+from watersmeet.spark.state.described import many_spec_of, options_of
 from watersmeet.spark.state.directory import ROWS, Batch, GroupState, group_name, group_number
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove_directory
 from watersmeet.spark.state.publication import described
@@ -71,13 +76,15 @@ def repartition(
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= _MOST_GROUPS:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     state = OpenedState(place)
-    _refuse(state, partitions)
+    many = state.verb == "multijoin"
+    (_refuse_many if many else _refuse)(state, partitions)
     for name in names_in(state.path):
         if name.startswith("group-") and group_number(name, state.division) is None:
             remove_directory(state.path / name)  # left by an attempt that was killed
     if partitions == state.groups:
         return Repartitioned(partitions, partitions, 0, 0)
-    return _Repartitioning(state, partitions).run(told or (lambda done, of: None))
+    kind = _ManyRepartitioning if many else _Repartitioning
+    return kind(state, partitions).run(told or (lambda done, of: None))
 
 
 def _refuse(state: OpenedState, partitions: int) -> None:
@@ -105,6 +112,25 @@ def _refuse(state: OpenedState, partitions: int) -> None:
         )
 
 
+def _refuse_many(state: OpenedState, partitions: int) -> None:
+    """An error if the state is none of a join of several inputs that can be divided."""
+    spec = many_spec_of(state.described)
+    if spec.window is not None or state.algorithm != ManyConfluence.name:
+        which = "in windows" if spec.window is not None else f"by {state.algorithm!r}"
+        raise SnapshotError(
+            f"{state.path} is the state of a wms.multijoin {which}, whose rows are not all in runs, so that it cannot "
+            f"be divided; start again with a new state directory and checkpoint"
+        )
+    if spec.preserved is not None:
+        raise SnapshotError(
+            f"in the join in {state.path} rows of {spec.names[spec.preserved]} come out in any case, and each group "
+            f"counts them by itself; such state cannot be divided. Start again with a new state directory and "
+            f"checkpoint"
+        )
+    if not any(routes(spec)) and partitions > 1:
+        raise SnapshotError(f"the join in {state.path} has no equality, so any rows may meet, and all are one group")
+
+
 class _NewGroup:
     """One of the new groups, as of the last batch and as of the one before."""
 
@@ -115,6 +141,8 @@ class _NewGroup:
         self.states: dict[int, GroupState] = {}
         self.stores: dict[int, VersionedStore] = {}
         self.parts: dict[int, list[Inherited]] = {batch: [] for batch in batches}
+        self.sets: dict[int, list[tuple[int, list[str], int]]] = {batch: [] for batch in batches}
+        """Of several inputs: the input, the names of its runs, and their level."""
         self._runs = 0
         for batch in batches:
             run = state.lineage.run_for(batch)
@@ -150,6 +178,8 @@ class _Repartitioning:
         """Whether nothing is left of the join, as all inputs have ended."""
         self._origins = 0
         self._rows = 0
+        self._nobody = [0, 0]
+        """How many rows of each input there are when nothing is left."""
 
     def run(self, told: Callable[[int, int], None]) -> Repartitioned:
         """Do it."""
@@ -235,19 +265,16 @@ class _Repartitioning:
 
     def _publish(self, group: _NewGroup, batch: int) -> int:
         """Let a new group have its state of a batch; returns its bytes."""
-        state, store, parts = self._state, group.stores[batch], group.parts[batch]
+        store = group.stores[batch]
         if self._over[batch]:
-            content: dict[str, Any] = {**described(None, store), "ended": sorted(self._ended[batch]), ROWS: [0, 0]}
+            content: dict[str, Any] = {
+                **described(None, store), "ended": sorted(self._ended[batch]), ROWS: self._nobody
+            }  # fmt: skip
             group.states[batch].publish_once(content)
             return 0
-        join = state.kind(state.spec, MEMORY, store, **options_of(state.described))
+        join = self._new_join(store)
         try:
-            types = [plan.types for plan in join.plans]
-            known = self._known[batch]
-            inherit(join, parts, known, lambda side, name: SortedRun(store, name, types[side]), group.named)
-            for other in self._waiting_for(group.number, batch):
-                hand_over_results(join, [other])
-                other.close()
+            self._inherit(join, group, batch)
             rows = [sum(run.rows for run in runs) for runs in join.runs]
             snapshot = join.snapshot()
             content = {**described(snapshot, store), **self._told(join, batch, rows)}
@@ -256,6 +283,19 @@ class _Repartitioning:
             join.close()
         group.states[batch].publish_once(content)
         return nbytes if batch == self._last else 0
+
+    def _new_join(self, store: VersionedStore) -> Any:
+        """An operator that has seen nothing."""
+        return self._state.kind(self._state.spec, MEMORY, store, **options_of(self._state.described))
+
+    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
+        """Let it have a new group's runs."""
+        store, types = group.stores[batch], [plan.types for plan in join.plans]
+        opened = lambda side, name: SortedRun(store, name, types[side])  # noqa: E731
+        inherit(join, group.parts[batch], self._known[batch], opened, group.named)
+        for other in self._waiting_for(group.number, batch):
+            hand_over_results(join, [other])
+            other.close()
 
     def _waiting_for(self, number: int, batch: int) -> Iterator[Confluence]:
         """The old groups whose results that wait for their time are to wait with a new one."""
@@ -292,3 +332,123 @@ class _Repartitioning:
             raise SnapshotError(
                 f"somebody else has divided the state in {self._state.path} at the same time; look at it"
             )
+
+
+class _ManyRepartitioning(_Repartitioning):
+    """The same of a join of several inputs: each set of runs, which has its rows in several orders, becomes sets.
+
+    An input that is copied to all groups is in each of the old ones as a whole, and in each of the new ones again.
+    """
+
+    def __init__(self, state: OpenedState, partitions: int) -> None:
+        super().__init__(state, partitions)
+        self._spec = many_spec_of(state.described)
+        self._routes = routes(self._spec)
+        self._nobody = [0] * len(self._routes)
+        types = [self._spec.input(i).field(name).type for i, name in enumerate(self._routes) if name]
+        self._placement = Placement.of_types(types, state.owner.get("by_id", True))
+        self._told_ended = {batch: [False] * len(self._routes) for batch in self._batches}
+        self._widest = {batch: [0] * len(self._routes) for batch in self._batches}
+        self._first = min(state.group_numbers(), default=0)
+
+    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
+        opened: dict[int, tuple[ManyConfluence, VersionedStore]] = {}
+        try:
+            for batch in self._batches:
+                version = self._state.version(number, batch)
+                if version is None:
+                    continue
+                self._ended[batch] |= set(version.manifest["ended"])
+                if version.manifest["snapshot"] is None:
+                    self._over[batch] = True
+                    continue
+                store = self._state.store(version)
+                join = self._state.restored(ManyConfluence, self._spec, version, store)
+                opened[batch] = join, store
+                for each in range(len(self._routes)):
+                    self._told_ended[batch][each] |= join.exhausted(each)
+                    self._widest[batch][each] = max(self._widest[batch][each], join.found.widest[each])
+            for each, route in enumerate(self._routes):
+                if route is not None or number == self._first:
+                    self._divide_input(each, opened, groups)
+        finally:
+            for join, _ in opened.values():
+                join.close()
+
+    def _divide_input(
+        self, number: int, opened: dict[int, tuple[ManyConfluence, VersionedStore]], groups: list[_NewGroup]
+    ) -> None:
+        found: dict[str, dict[int, tuple[ManyConfluence, RunSet]]] = {}
+        for batch, (join, store) in opened.items():
+            for each in join.disks[number].sets:
+                found.setdefault(store.file_of(each.runs[0].name), {})[batch] = join, each
+        for of in found.values():
+            first = min(of)  # what both versions have is written once, as the earlier one's
+            join, own = of[first]
+            self._rows += own.rows if max(of) == self._last else 0
+            names: dict[int, list[str]] = {}
+            for run in own.runs:
+                for target, name in self._divided(join, number, run, first, groups).items():
+                    names.setdefault(target, []).append(name)
+            for target, written in names.items():
+                for batch, (_, same) in of.items():
+                    groups[target].sets[batch].append((number, written, same.level))
+                    if batch != first:
+                        groups[target].stores[batch].share(groups[target].stores[first], written)
+
+    def _divided(
+        self, join: ManyConfluence, number: int, run: SortedRun, batch: int, groups: list[_NewGroup]
+    ) -> dict[int, str]:
+        """A run's rows as runs of the new groups: their names."""
+
+        def new_run(target: int, of: int) -> tuple[Store, str]:
+            return groups[target].new_run(batch, of)
+
+        if self._routes[number] is not None:
+            return divided_whole(run, number, partial(self._place_row, join), new_run)
+        copies: dict[int, str] = {}
+        for target in range(self._partitions):
+            alone = partial(_all_to, target)
+            copies |= divided_whole(run, number, alone, new_run)
+        return copies
+
+    def _place_row(self, join: ManyConfluence, number: int, run: SortedRun, numbers: Int64) -> Int32:
+        """To which group rows go, by the column that their input is sent by."""
+        column, plan, schema = self._routes[number], join.plans[number], self._spec.input(number)
+        assert column is not None
+        place = schema.get_field_index(column)
+        if place in plan.sources:
+            stored = plan.sources.index(place)
+            values = plan.original(stored, run.gather_all((stored,), numbers)[0])
+        else:  # it comes out with another input's, and is told by its hash
+            attributes = self._spec.attributes[number]
+            which = next(i for i, each in enumerate(attributes) if each.column == column)
+            table, form = join.tables[number], attributes[which].form
+            if len(attributes) > 1:
+                hashes = run.gather_all((table.first_hashes + which,), numbers)[0].to_numpy()
+            else:
+                hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
+            assert isinstance(form, KeyType)
+            values = values_of_hashes(form, schema.field(place).type, hashes)
+        return self._placement.groups([values], number, self._partitions)
+
+    def _new_join(self, store: VersionedStore) -> ManyConfluence:
+        return ManyConfluence(self._spec, MEMORY, store)
+
+    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
+        store = group.stores[batch]
+        for number, table in enumerate(join.tables):
+            sets = [
+                RunSet(tuple(SortedRun(store, name, table.types) for name in names), 0, level)
+                for of, names, level in group.sets[batch]
+                if of == number
+            ]
+            join.adopt(number, sets, group.named)
+        join.know(self._told_ended[batch], self._widest[batch])
+
+    def _told(self, join: Any, batch: int, rows: list[int]) -> dict[str, Any]:
+        return {"ended": sorted(self._ended[batch]), ROWS: rows}
+
+
+def _all_to(target: int, number: int, run: SortedRun, numbers: Int64) -> Int32:
+    return np.full(len(numbers), target, np.int32)

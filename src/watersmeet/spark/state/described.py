@@ -20,12 +20,15 @@ import pyarrow as pa
 
 from watersmeet.core.asof import AsofSpec, AsofTimes
 from watersmeet.core.errors import SnapshotError
+from watersmeet.core.many_windows import ManyWindows
+from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import Band, Equal, JoinSpec, Near
 from watersmeet.core.windows import Age, Landmark, Rows, WindowJoinSpec, WindowSpec
 
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Age, AsofTimes, Band, Equal, Landmark, Near, Promises, Rows, WindowSpec)
+    kind.__name__: kind
+    for kind in (Age, AsofTimes, Band, Edge, Equal, Landmark, ManyWindows, Near, Promises, Rows, WindowSpec)
 }
 _KIND = "is"
 _SPECS: dict[str, type[JoinSpec]] = {
@@ -70,6 +73,18 @@ def spec_of(found: Mapping[str, Any]) -> JoinSpec:
     left, right = schemas_of(found)
     told = {name: _unpacked(found[name]) for name in _TOLD if name in found}
     return kind(left, right, names=tuple(each["name"] for each in found["inputs"]), **told)
+
+
+def many_spec_of(found: Mapping[str, Any]) -> MultiSpec:
+    """The spec of a join of several inputs that was described."""
+    if "edges" not in found:
+        raise SnapshotError(
+            "the state does not tell what its join is on: an older version of Watersmeet has begun it, which did not "
+            "write that down"
+        )
+    names = tuple(each["name"] for each in found["inputs"])
+    told = {name: _unpacked(found[name]) for name in ("edges", "window", "preserved")}
+    return MultiSpec(names, tuple(schemas_of(found)), **told)
 
 
 def options_of(found: Mapping[str, Any]) -> dict[str, Any]:
