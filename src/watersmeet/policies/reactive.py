@@ -54,7 +54,8 @@ class ExpectedResults:
     its partition until the task is done, and by the dd-task once the row is flushed before that.
 
     By the paper, a flushed row takes from its md-task all rows *now* on the other side's disk. Those that were flushed
-    after the row had arrived have met it in memory and were never counted: what was added is what is taken away.
+    after the row had arrived have met it in memory and were never counted: what was added is what is taken away, unless
+    somebody asks for the paper's own numbers.
 
     >>> expected = ExpectedResults(partitions=1)
     >>> expected.arrived(0, np.array([4]), other_disk=np.array([0]))
@@ -75,14 +76,21 @@ class ExpectedResults:
         """Rows came, so many in each partition, while so many lay on the other side's disk."""
         self.md[side] += counts * other_disk
 
-    def flushed(self, side: int, part: int, share: float = 1.0) -> None:
+    def flushed(self, side: int, part: int, share: float = 1.0, by_paper: tuple[int, int] | None = None) -> None:
         """Rows of a partition went from memory to disk: what their visits have not found is left to merging.
 
-        They had this share of what was expected of the partition.
+        They had this share of what was expected of the partition. By the paper: pairs with rows that lay on disk when
+        they came, and with all that lie there now, of those rows that no visit has seen.
+
+        >>> expected = ExpectedResults(partitions=1)
+        >>> expected.arrived(0, np.array([4]), other_disk=np.array([5]))
+        >>> expected.flushed(0, 0, share=0.25, by_paper=(5, 8)); expected.md.tolist(), expected.dd.tolist()
+        ([[12.0], [0.0]], [5.0])
         """
         leaves = share * self.md[side, part]
-        self.dd[part] += leaves
-        self.md[side, part] -= leaves
+        gains, loses = by_paper or (leaves, leaves)
+        self.dd[part] += gains
+        self.md[side, part] = max(0.0, self.md[side, part] - loses)
 
     def forgotten(self, side: int, part: int) -> None:
         """A partition left memory for good."""

@@ -159,3 +159,14 @@ def test_expectations_survive_a_snapshot() -> None:
     again = ExpectedResults(2)
     again.load(expected.to_state())
     assert np.array_equal(again.md, expected.md) and np.array_equal(again.dd, expected.dd)
+
+
+def test_by_the_paper_a_flushed_row_takes_more_from_a_visit_than_it_had_added() -> None:
+    """Rows that were flushed after it came have met it in memory: the paper takes them away, too."""
+    exact, paper = ExpectedResults(1), ExpectedResults(1)
+    for expected, by_paper in ((exact, None), (paper, (20, 2 * 30))):
+        expected.arrived(0, np.array([4]), other_disk=np.array([10]))
+        # Twenty rows of the other side are flushed now, and then the older half of these four.
+        expected.flushed(0, 0, share=0.5, by_paper=by_paper)
+    assert exact.md[0, 0] == 20 and exact.dd[0] == 20
+    assert paper.md[0, 0] == 0 and paper.dd[0] == 20

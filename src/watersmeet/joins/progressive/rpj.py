@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from watersmeet.core.arrays import Int32
+from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.arrival import Task
 from watersmeet.engine.sizing import Grain
@@ -48,6 +49,9 @@ class RPJ(SpillingJoin):
     - Of a partition that is flushed in part, the oldest rows go, in blocks of the table: a few more than asked for.
     - Runs are sorted by the hash of the key, not by the key, and a time unit of the statistics is a number of arrivals.
     - A merging operation is a task of its own: after each one the best task is chosen anew.
+    - A row that is flushed takes from its partition's visit what it had added, the rows that lay on the other side's
+      disk when it came. By the paper (section 5, case 2) it takes all that lie there now, so that visits promise less
+      than they give: `er="paper"` does that.
     - In figure 7, line 7, each visit's own time must be compared with the departure, not the last one's.
 
     >>> import pyarrow as pa
@@ -84,7 +88,11 @@ class RPJ(SpillingJoin):
         patience: int = 0,
         grain: Grain | None = None,
         costs: AccessCosts | None = None,
+        er: str = "exact",
     ) -> None:
+        if er not in ("exact", "paper"):
+            raise SpecError(f"er={er!r} is not understood; write 'exact' or 'paper'")
+        self._er_by_paper = er == "paper"
         super().__init__(spec, memory, store, flush, grain)
         self.stages = self._merges = Merges(self, prompt, grain, patience=patience)
         self._visits = Visits(self)
@@ -102,9 +110,17 @@ class RPJ(SpillingJoin):
     def flush(self, side: int, portions: Sequence[tuple[int, int]]) -> None:
         """Move the oldest rows of partitions from memory to disk, and with them what is expected of them."""
         shares = [self._share_of_unmet(side, part, count) for part, count in portions]
+        told = [self._told_by_paper(side, part, count) if self._er_by_paper else None for part, count in portions]
         super().flush(side, portions)
-        for (part, _), share in zip(portions, shares, strict=True):
-            self.expected.flushed(side, part, share)
+        for (part, _), share, by_paper in zip(portions, shares, told, strict=True):
+            self.expected.flushed(side, part, share, by_paper)
+
+    def _told_by_paper(self, side: int, part: int, count: int) -> tuple[int, int]:
+        """Of a partition's oldest rows that no visit has seen: pairs with what lay on disk when they came, and now."""
+        table, disk = self.tables[side], self.disks[1 - side]
+        ticks = table.ticks(table.oldest(part, count))
+        unseen = ticks[ticks > self._visits.last_around(side, part)]
+        return int(disk.rows_before(part, unseen).sum()), len(unseen) * int(disk.rows[part])
 
     def _share_of_unmet(self, side: int, part: int, count: int) -> float:
         """What part of the pairs that a memory partition has not found on disk are those of its oldest rows.
