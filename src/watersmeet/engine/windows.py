@@ -21,13 +21,11 @@ from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival
 from watersmeet.engine.silence import Silence
-from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Index, Lookup
 from watersmeet.matching.range_lookup import RangeLookup
 from watersmeet.records.intake import Order
 from watersmeet.records.times import NEVER, Timing
-from watersmeet.tables.hash_table import Probe
 
 if TYPE_CHECKING:
     from watersmeet.engine.shell import Operator
@@ -227,14 +225,15 @@ class TimedLookup(Lookup):
 
     def __init__(
         self,
-        probe: Probe,
+        probe: Any,
         table: Index,
         between: Between,
         join: Operator,
         fresh: Callable[[Int32, Int32], Bool] | None = None,
-        partners: Int64 | None = None,
+        **more: Any,
     ) -> None:
-        super().__init__(probe, table, between, fresh, partners)
+        """`more` is what a look-up that takes no such note may be told."""
+        super().__init__(probe, table, between, fresh, **more)
         self._join = join
         self._delays = join.timed.delays
         self._began = join.now
@@ -247,25 +246,5 @@ class TimedLookup(Lookup):
         return used
 
 
-class TimedRangeLookup(RangeLookup):
-    """Rows that have just arrived, looked up in sorted memory; takes note of how long their pairs waited."""
-
-    def __init__(
-        self,
-        probe: RangeProbe,
-        table: Any,
-        between: Between,
-        join: Operator,
-        fresh: Callable[[Int32, Int32], Bool],
-    ) -> None:
-        super().__init__(probe, table, between, fresh)
-        self._join = join
-        self._delays = join.timed.delays
-        self._began = join.now
-
-    def work(self, pairs: PairBuffer, fuel: int, meter: Any) -> int:
-        """Fill the empty buffer with pairs; returns the fuel that took."""
-        used = super().work(pairs, fuel, meter)
-        if pairs.count:
-            self._delays.add_same(self._join.now - self._began, pairs.count)
-        return used
+class TimedRangeLookup(TimedLookup, RangeLookup):
+    """The same by ranges, in sorted memory."""

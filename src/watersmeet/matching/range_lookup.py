@@ -118,8 +118,7 @@ class RangeLookup(Lookup):
         note: Callable[[Int32, Int32], None] | None = None,
     ) -> None:
         untyped_probe: Any = probe
-        untyped_table: Any = table
-        super().__init__(untyped_probe, untyped_table, between, fresh)
+        super().__init__(untyped_probe, table, between, fresh)
         self._note = note
         self._counted = False
 
@@ -131,10 +130,9 @@ class RangeLookup(Lookup):
     def work(self, pairs: PairBuffer, fuel: int, meter: Meter) -> int:
         """Fill the empty buffer with pairs; returns the fuel that took."""
         probe: Any = self.probe
-        table: Any = self._table
         self._before += self._in_buffer
         out = pairs.probes[: pairs.room], pairs.rows[: pairs.room]
-        found, visited = map(int, table.probe(probe, max(_LEAST_VISITS, fuel), *out))
+        found, visited = map(int, self._table.probe(probe, max(_LEAST_VISITS, fuel), *out))
         if self._note is not None and found:
             self._note(pairs.probes[:found], pairs.rows[:found])
         self._settle(pairs, found)
@@ -147,14 +145,13 @@ class RangeLookup(Lookup):
     def resume(self, pairs: PairBuffer, place: list[int]) -> None:
         """Go to a place."""
         probe: Any = self.probe
-        table: Any = self._table
         before, in_buffer, handed_out = place
         everything = np.iinfo(np.int64).max
         while self._before < before:
             limit = min(before - self._before, len(pairs.probes))
-            found, _ = table.probe(probe, everything, pairs.probes[:limit], pairs.rows[:limit])
+            found, _ = self._table.probe(probe, everything, pairs.probes[:limit], pairs.rows[:limit])
             self._before += found
-        found, _ = table.probe(probe, everything, pairs.probes[:in_buffer], pairs.rows[:in_buffer])
+        found, _ = self._table.probe(probe, everything, pairs.probes[:in_buffer], pairs.rows[:in_buffer])
         self._settle(pairs, found)
         pairs.first = handed_out
         self._counted = True
