@@ -5,7 +5,7 @@ next level. So there are at most `fan_in - 1` runs of each level, and a row is w
 and m in memory there are log(N/m) levels, to the base `fan_in`. (Proof: runs of a level follow each other, for a merge
 takes all of a level from the end and puts one of the next in their place; a run of level l has the rows of fan_in ** l
 memory-fulls, so the highest level is at most that logarithm.)
-`tests/unit/runs/test_spine.py` holds it to that.
+`tests/unit/runs/test_sorted_run.py` holds it to that.
 
 Merging goes on a little at a time: hashes first, which say in which order rows follow, and then, in the same order once
 more, the rows. Neither needs memory that grows with the runs.

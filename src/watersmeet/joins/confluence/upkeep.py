@@ -21,7 +21,7 @@ lowest, whose runs have few rows. So no more rows can come to wait in a class th
 classes below hold when they come; a class merges twice as many as the batches bring. Therefore at most some `fan_in`
 runs wait in a class while as many are merged, and there are as many classes as the rows have digits: the number of runs
 follows the logarithm of the rows, and the work of a batch is bounded by its own rows times that logarithm.
-(`tests/unit/matching/test_upkeep.py` holds it to that.)
+(`tests/unit/joins/test_upkeep.py` holds it to that.)
 
 **Rows on disk that are of no more use** are left out of merges, and runs of little else are merged for that alone:
 
