@@ -62,3 +62,46 @@ def test_mistakes_are_one_sentence(
     assert run(["window-join", *files(tmp_path), "--on", "ad", *words, "--quiet"]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_many_queries_out_of_a_file(tmp_path: Path) -> None:
+    asked = tmp_path / "queries.json"
+    asked.write_text(
+        '[{"name": "all", "window": ["2 min", "2 min"]}, {"name": "first", "window": "1 min", "left": "ad = 1"}]'
+    )
+    out = tmp_path / "found.parquet"
+    words = ["--on", "ad", "--time", "ts = at", "--queries", str(asked), "--quiet", "-o", str(out)]
+    assert run(["window-join", *files(tmp_path), *words]) == 0
+    found = {
+        (row["page"], row["at"].minute * 60 + row["at"].second): row["queries"]
+        for row in pq.read_table(out).to_pylist()
+    }
+    both = ["all", "first"]
+    assert found == {("a", 8): both, ("a", 90): ["all"], ("b", 104): ["all"], ("c", 8): ["all"], ("c", 90): both}
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        (None, [], "cannot be read: No such file"),
+        ("[", [], "are no JSON"),
+        ('{"name": "a"}', [], "must have a list of queries, each with name and window"),
+        ('[{"name": "a", "window": 5, "where": "x"}]', [], "must have a list of queries"),
+        ('[{"name": "a", "window": 5, "left": "x ="}]', [], "left of query 'a', 'x =', breaks off"),
+        ('[{"name": "a", "window": 5}]', ["--how", "left"], "queries are inner joins by confluence"),
+    ],
+)
+def test_queries_that_are_not_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, more: list[str], said: str
+) -> None:
+    asked = tmp_path / "queries.json"
+    if text is not None:
+        asked.write_text(text)
+    words = ["--on", "ad", "--time", "ts", "--queries", str(asked), *more]
+    assert run(["window-join", *files(tmp_path), *words]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_join_by_windows_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["window-join", *files(tmp_path), "--on", "ad", "--time", "ts"]) != 0
+    assert "needs --window, such as --window 10min; or --queries FILE" in capsys.readouterr().err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,6 +123,28 @@ def _checked(queries: Sequence[WindowQuery]) -> tuple[WindowQuery, ...]:
         if not isinstance(query, WindowQuery):
             raise SpecError(f"a query is a wm.WindowQuery('name', window=...), not {query!r}")
     return tuple(queries)
+
+
+def read_queries(path: str | os.PathLike[str]) -> list[WindowQuery]:
+    """Queries out of a file of JSON: a list of objects with the parameters of a query, two windows as a list."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise SpecError(f"the queries in {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError(f"the queries in {path} are no JSON: {error}") from None
+    taken = ("name", "window", "left", "right")
+    for each in found if isinstance(found, list) else [found]:
+        if (
+            not isinstance(found, list)
+            or not isinstance(each, dict)
+            or not {"name", "window"} <= set(each) <= set(taken)
+        ):
+            raise SpecError(
+                f"{path} must have a list of queries, each with name and window, and perhaps left and right, such as "
+                f'[{{"name": "large", "window": "1 min", "left": "amount > 100"}}]; it has {json.dumps(each)[:60]}'
+            )
+    return [WindowQuery(**each) for each in found]
 
 
 def _longest(queries: Sequence[WindowQuery], time: str | Sequence[str]) -> tuple[Any, Any]:

@@ -114,10 +114,15 @@ def add_window_join_parser(commands: Any) -> Parser:
     parser.add_argument("--time", required=True, metavar="COLUMN", help="column that tells the time, or LEFT=RIGHT")
     parser.add_argument(
         "--window",
-        required=True,
         action="append",
+        default=[],
         metavar="SPAN",
         help="how long rows are met, such as 10min; a second one is for the right input",
+    )
+    parser.add_argument(
+        "--queries",
+        metavar="FILE",
+        help='many joins at once: JSON such as [{"name": "large", "window": "1 min", "left": "amount > 100"}]',
     )
     parser.add_argument(
         "--how", default="inner", help="kind of join: inner, left, right, full, semi, anti (default %(default)s)"
@@ -342,33 +347,26 @@ def run_multijoin(args: argparse.Namespace) -> int:
 def run_window_join(args: argparse.Namespace) -> int:
     """Join two files by windows."""
     from watersmeet.api.window_join import window_join
+    from watersmeet.api.window_queries import read_queries, window_queries
     from watersmeet.core.errors import SpecError
 
     on = _conditions(args) if args.on or args.band is not None else None
     if len(args.window) > 2:
         raise SpecError("there are two windows at most, one for each input")
-    _run(
-        args,
-        lambda **watching: window_join(
-            args.left,
-            args.right,
-            on=on,
-            time=args.time,
-            window=tuple(args.window) if len(args.window) == 2 else args.window[0],
-            how=args.how,
-            slide=args.slide,
-            lateness=args.lateness,
-            late=args.late,
-            idle=args.idle,
-            emit=args.emit,
-            memory=args.memory,
-            algorithm=args.algorithm,
-            suffixes=tuple(args.suffixes),
-            spill=args.spill,
-            spool=args.spool,
-            **watching,
-        ),
-    )
+    names = ("time", "slide", "lateness", "late", "idle", "emit", "memory", "spill", "spool")
+    told: dict[str, Any] = {name: getattr(args, name) for name in names}
+    told |= {"on": on, "suffixes": tuple(args.suffixes)}
+    window = tuple(args.window) if len(args.window) == 2 else args.window[0] if args.window else None
+    if args.queries is not None:
+        if args.how != "inner" or args.algorithm not in ("auto", "confluence"):
+            raise SpecError("queries are inner joins by confluence; leave --how and --algorithm out, or --queries")
+        queries = read_queries(args.queries)
+        _run(args, lambda **w: window_queries(args.left, args.right, queries=queries, window=window, **told, **w))
+        return 0
+    if window is None:
+        raise SpecError("a join by windows needs --window, such as --window 10min; or --queries FILE")
+    told |= {"how": args.how, "algorithm": args.algorithm}
+    _run(args, lambda **w: window_join(args.left, args.right, window=window, **told, **w))
     return 0
 
 
