@@ -163,10 +163,10 @@ def check_asof_metamorphic(operator_class: type[Any], case: AsofCase, **options:
     case = replace(case, spec=spec, restores=(), memory=least + case.memory - case.least, least=least)
     rows = run_case(operator_class, case, **options).rows
     scarce = case.memory <= 4 * case.least
+    moves = random_moves(rng, case.left, case.right, case.memory)
     changes = {
-        "fuel": replace(case, fuel=random_fuel(rng)),
+        "fuel, chunking and interleaving": replace(case, fuel=random_fuel(rng), moves=moves),
         "budget": replace(case, memory=case.least + (PLENTY if scarce else 200_000)),
-        "chunking and interleaving": replace(case, moves=random_moves(rng, case.left, case.right, case.memory)),
     }
     for change, changed in changes.items():
         if run_case(operator_class, changed, **options).rows != rows:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from watersmeet.checks.canonical import Row
 from watersmeet.checks.cases import PLENTY, ROOM_FOR_LONGEST, Case, make_case, moves_of, random_fuel, random_moves
 from watersmeet.checks.multi_cases import MultiCase
-from watersmeet.checks.run import AnyCase, CaseReport, ConformanceError, run_case, with_restores
+from watersmeet.checks.run import MOST_POLLS, AnyCase, CaseReport, ConformanceError, run_case, with_restores
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError, WatersmeetError
 from watersmeet.core.protocol import Arrive, End
 from watersmeet.core.spec import JoinSpec, Output
@@ -35,11 +35,27 @@ def check_determinism(operator_class: type[Any], case: AnyCase, **options: Any) 
 
 
 def check_snapshot(operator_class: type[Any], case: AnyCase, points: int = 4, **options: Any) -> CaseReport:
-    """Snapshots at some steps, each restored into a new operator that goes on, lose and repeat nothing."""
+    """Snapshots at some steps, each restored into a new operator that goes on, lose and repeat nothing.
+
+    There are about so many `points` in a case of a hundred steps, and some more in one of a thousand.
+    """
     rng = np.random.default_rng([case.seed, 0x54A9])
-    undisturbed = run_case(operator_class, with_restores(case, ()), **options)
-    steps = rng.integers(0, undisturbed.polls + len(case.moves), points).tolist()
-    return run_case(operator_class, with_restores(case, tuple(sorted(steps))), **options)
+    return run_case(operator_class, with_restores(case, spread_steps(rng, points)), **options)
+
+
+def spread_steps(rng: np.random.Generator, points: int) -> tuple[int, ...]:
+    """Steps from the first to the last that any case may have, with gaps that grow with what lies before them.
+
+    How many steps a case takes is known only when it has been run. These are in the beginning of a short one and also
+    in the tail of a long one.
+
+    >>> spread_steps(np.random.default_rng(2), points=4)[:6]
+    (6, 11, 15, 27, 56, 171)
+    """
+    steps = [int(rng.integers(0, 2 + 24 // points))]
+    while steps[-1] < 2 * MOST_POLLS:
+        steps.append(steps[-1] + 1 + int(rng.integers(0, 1 + 10 * steps[-1] // points)))
+    return tuple(steps)
 
 
 def check_refusals(operator_class: type[Any], case: AnyCase, **options: Any) -> None:
@@ -71,14 +87,6 @@ def check_refusals(operator_class: type[Any], case: AnyCase, **options: Any) -> 
     )
 
 
-def _rechunked(case: AnyCase, rng: np.random.Generator) -> AnyCase:
-    return replace(case, moves=moves_of([case.table(i) for i in range(case.inputs)], rng, case.memory))
-
-
-def _refuelled(case: AnyCase, rng: np.random.Generator) -> AnyCase:
-    return replace(case, fuel=random_fuel(rng))
-
-
 def _rebudgeted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     scarce = case.memory <= 4 * case.least
     # In a tree, joins share the memory, and a row has the columns of several inputs.
@@ -86,12 +94,13 @@ def _rebudgeted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
     return replace(case, memory=case.least + (PLENTY if scarce else room))
 
 
-def _reordered(case: AnyCase, rng: np.random.Generator) -> AnyCase:
+def _rescripted(case: AnyCase, rng: np.random.Generator) -> AnyCase:
+    fuel = random_fuel(rng)
     if isinstance(case, MultiCase):
         tables = tuple(_shuffled(table, rng) for table in case.tables)
-        return replace(case, tables=tables, moves=moves_of(tables, rng, case.memory))
+        return replace(case, tables=tables, moves=moves_of(tables, rng, case.memory), fuel=fuel)
     left, right = (_shuffled(case.table(side), rng) for side in (0, 1))
-    return replace(case, left=left, right=right, moves=random_moves(rng, left, right, case.memory))
+    return replace(case, left=left, right=right, moves=random_moves(rng, left, right, case.memory), fuel=fuel)
 
 
 def _shuffled(batch: pa.RecordBatch, rng: np.random.Generator) -> pa.RecordBatch:
@@ -101,33 +110,36 @@ def _shuffled(batch: pa.RecordBatch, rng: np.random.Generator) -> pa.RecordBatch
 
 
 CHANGES: Mapping[str, Callable[[AnyCase, np.random.Generator], AnyCase]] = {
-    "chunking and interleaving": _rechunked,
-    "fuel": _refuelled,
+    "order of rows, chunking, interleaving and fuel": _rescripted,
     "budget": _rebudgeted,
-    "order of rows": _reordered,
 }
 """What must not change the multiset of results; the budget only for operators that spill."""
 
 
-def check_metamorphic(operator_class: type[Any], case: AnyCase, **options: Any) -> None:
-    """Neither chunking, fuel, budget and order of rows nor swapping the sides (of two) change the multiset of rows."""
+def check_metamorphic(operator_class: type[Any], case: AnyCase, **options: Any) -> CaseReport:
+    """Neither chunking, fuel, budget and order of rows nor swapping the sides (of two) change the multiset of rows.
+
+    The report is of the case before it was changed, with all columns in the output.
+    """
     rng = np.random.default_rng([case.seed, 0x3E7A])
     if isinstance(case, MultiCase):
         case = replace(case, spec=replace(case.spec, output=Output.ROWS), memory=case.memory + ROOM_FOR_LONGEST)
     else:
         case = _of_spec(operator_class, case, _distinctly_named(case), (0, 1), options)
-    rows = run_case(operator_class, case, **options).rows
+    report = run_case(operator_class, case, **options)
+    rows = report.rows
     for change, changed in CHANGES.items():
         if change == "budget" and not getattr(operator_class, "spills", True):
             continue
         _same(operator_class, case, change, rows, run_case(operator_class, changed(case, rng), **options).rows)
     if isinstance(case, MultiCase) or case.spec.kind.one_sided:
-        return
+        return report
     width = len(case.spec.right)
     swapped = _of_spec(operator_class, case, _swapped(case.spec), (1, 0), options)
     rows_of_swapped = run_case(operator_class, swapped, **options).rows
     back = Counter({row[width:] + row[:width]: count for row, count in rows_of_swapped.items()})
     _same(operator_class, case, "swapping the sides", rows, back)
+    return report
 
 
 def _same(operator_class: type[Any], case: AnyCase, change: str, rows: Counter[Row], other: Counter[Row]) -> None:
@@ -240,7 +252,6 @@ def _reports(
             case 5 | 10 | 15:
                 yield check_snapshot(operator_class, case, **options)
             case 7:
-                check_metamorphic(operator_class, case, **options)
-                yield run_case(operator_class, case, **options)
+                yield check_metamorphic(operator_class, case, **options)
             case _:
                 yield run_case(operator_class, case, **options)

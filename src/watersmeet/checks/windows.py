@@ -327,14 +327,13 @@ def check_window_metamorphic(operator_class: type[Any], case: WindowCase, **opti
     case = replace(case, spec=spec, restores=(), memory=least + case.memory - case.least, least=least)
     rows = run_case(operator_class, case, **options).rows
     changes = {"fuel": replace(case, fuel=random_fuel(rng))}
-    if getattr(operator_class, "spills", True):
-        changes["budget"] = replace(case, memory=case.least + PLENTY if case.memory <= 4 * case.least else case.least)
-        if case.memory > 4 * case.least:
-            changes["budget"] = replace(case, memory=case.least + 200_000)
     assert isinstance(spec, WindowJoinSpec)
     if not spec.counted and not _any_late(case):
         moves = random_moves(rng, case.left, case.right, case.memory)
-        changes["chunking and interleaving"] = replace(case, moves=moves)
+        changes = {"fuel, chunking and interleaving": replace(changes["fuel"], moves=moves)}
+    if getattr(operator_class, "spills", True):
+        scarce = case.memory <= 4 * case.least
+        changes["budget"] = replace(case, memory=case.least + (PLENTY if scarce else 200_000))
     for change, changed in changes.items():
         if run_case(operator_class, changed, **options).rows != rows:
             raise ConformanceError(f"{operator_class.__name__}: {change} changed the results of\n{case}")

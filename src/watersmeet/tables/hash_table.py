@@ -283,6 +283,18 @@ class SideTable(StoredRows):
         spans = [np.arange(first, first + count, dtype=np.int32) for first, count in self.spans(part)]
         return np.concatenate(spans) if spans else np.empty(0, np.int32)
 
+    def all_rows(self) -> tuple[Int32, Int64]:
+        """All row numbers, block by block, and of each its partition."""
+        blocks: Any = np.asarray([block for owned in self._owned for block in owned], np.int64)
+        owners: Any = np.repeat(np.arange(len(self._owned)), [len(owned) for owned in self._owned])
+        closed = self._filled[blocks]
+        open_rows = np.where(blocks == self._tails[owners], self._used[owners], self.layout.block_rows)
+        counts: Any = np.where(closed > 0, closed, open_rows)
+        before = np.cumsum(counts) - counts
+        within = np.arange(counts.sum()) - np.repeat(before, counts)
+        rows = np.repeat(blocks * self.layout.block_rows, counts) + within
+        return rows.astype(np.int32), np.repeat(owners, counts)
+
     def oldest(self, part: int, count: int) -> Int32:
         """The row numbers of a partition's oldest rows, in the order of their arrival: as many whole blocks as have at
         least `count` of them.
@@ -377,10 +389,8 @@ class SideTable(StoredRows):
         if not self.rows:
             return
         held = np.flatnonzero(~empty)
-        by_part = [self.rows_of(part) for part in held.tolist()]
-        assert [len(rows) for rows in by_part] == self.part_rows[held].tolist()
-        rows: Any = np.concatenate(by_part)
-        parts = np.repeat(held, self.part_rows[held])
+        rows, parts = self.all_rows()
+        assert np.array_equal(np.bincount(parts, minlength=self.layout.partitions), self.part_rows)
         assert not self._by_hash or (self.parts_of(self.hashes(rows)) == parts).all()
         heads: Any = self._heads.reshape(self.layout.partitions, self._buckets)[held]
         linked = np.concatenate([heads.ravel(), entries[self._step * rows.astype(np.int64) + 1]]).astype(np.int64)

@@ -151,10 +151,11 @@ class PurgeableTable(SideTable):
         """All of a partition's row numbers: where rows may have been taken out, it leaves whole."""
         return self.rows_of(part)
 
-    def all_rows(self) -> Int32:
-        """The numbers of all rows."""
-        found = [self.rows_of(part) for part in np.flatnonzero(self.part_rows).tolist()]
-        return np.concatenate(found) if found else np.empty(0, np.int32)
+    def all_rows(self) -> tuple[Int32, Int64]:
+        """All row numbers, block by block, and of each its partition."""
+        rows, parts = super().all_rows()
+        alive = self._dead.array[rows] == 0
+        return rows[alive], parts[alive]
 
     def latest_tick(self, part: int) -> int:
         """When a partition's newest row arrived, if it has not been taken out since; 0 if there are none."""

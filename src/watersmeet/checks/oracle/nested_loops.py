@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from watersmeet.core.bands import Width
 from watersmeet.core.cost import Cost
 from watersmeet.core.errors import BudgetError, ProtocolError, SnapshotError
-from watersmeet.core.multi_spec import Edge, MultiSpec
+from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Event, PlainOperator, Snapshot, Status, Step
 from watersmeet.core.spec import Band, Equal, JoinSpec, Near, Output
 from watersmeet.memory import Budget
@@ -350,25 +350,28 @@ def reference_combinations(
     >>> reference_combinations([pa.table({"a": [1, 2]}), pa.table({"a": [2, 1]}), pa.table({"a": [2, 2]})], spec)
     [(1, 0, 0), (1, 0, 1)]
     """
-    matching = [_matching_rows(tables, spec, number) for number in range(len(spec.edges))]
+    partners = [_partners(tables, spec, number) for number in range(len(spec.edges))]
     order = _order(spec)
-    found: list[dict[int, int]] = [{}]
+    found: list[tuple[int, ...]] = [()]  # one row of each input that was met, in this order
     for at, number in enumerate(order):
-        met = set(order[: at + 1])
+        # Of each edge to an input that was met before: where its row is, and which rows of this input match that.
         edges = [
-            (edge, pairs)
-            for edge, pairs in zip(spec.edges, matching, strict=True)
-            if number in (edge.first, edge.second) and {edge.first, edge.second} <= met
+            (order.index(edge.input(1 - side)), partners[e][1 - side])
+            for e, edge in enumerate(spec.edges)
+            for side in (0, 1)
+            if edge.input(side) == number and edge.input(1 - side) in order[:at]
         ]
+        everyone = range(tables[number].num_rows)
         found = [
-            {**rows, number: row}
+            (*rows, row)
             for rows in found
-            for row in range(tables[number].num_rows)
-            if all(_ends(edge, {**rows, number: row}) in pairs for edge, pairs in edges)
+            for row in (edges[0][1].get(rows[edges[0][0]], ()) if edges else everyone)
+            if all(row in matching.get(rows[place], ()) for place, matching in edges[1:])
         ]
         if most is not None and len(found) > most:
             return [()] * len(found)
-    return sorted(tuple(rows[number] for number in range(len(tables))) for rows in found)
+    places = [order.index(number) for number in range(len(tables))]
+    return sorted(tuple(rows[place] for place in places) for rows in found)
 
 
 def _order(spec: MultiSpec) -> list[int]:
@@ -379,13 +382,16 @@ def _order(spec: MultiSpec) -> list[int]:
     return order
 
 
-def _ends(edge: Edge, rows: dict[int, int]) -> tuple[int, int]:
-    return rows[edge.first], rows[edge.second]
-
-
-def _matching_rows(tables: Sequence[pa.Table], spec: MultiSpec, edge: int) -> set[tuple[int, int]]:
+def _partners(
+    tables: Sequence[pa.Table], spec: MultiSpec, edge: int
+) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """Of each row at one end of an edge, the rows at the other end that match it; for both ends."""
     ends = spec.edges[edge]
     left, right = (tables[ends.input(side)].select([ends.column(side)]) for side in (0, 1))
     columns = (ends.first_column, ends.second_column)
     on = Equal(*columns) if ends.width is None else Band(*columns, ends.width)
-    return set(reference_pairs(left, right, JoinSpec(left.schema, right.schema, (on,))))
+    found: tuple[dict[int, set[int]], dict[int, set[int]]] = {}, {}
+    for i, j in reference_pairs(left, right, JoinSpec(left.schema, right.schema, (on,))):
+        found[0].setdefault(i, set()).add(j)
+        found[1].setdefault(j, set()).add(i)
+    return found

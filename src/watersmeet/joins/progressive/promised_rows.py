@@ -303,7 +303,8 @@ class PromisedRows:
         name = f"snapshot-list-{side}-{self._lists}"
         writer = SegmentWriter(self._join.store, name, pa.schema([]))
         try:
-            writer.add_array("ticks", np.sort(self._join.tables[side].ticks(self._join.tables[side].all_rows())))
+            rows, _ = self._join.tables[side].all_rows()
+            writer.add_array("ticks", np.sort(self._join.tables[side].ticks(rows)))
             writer.seal().close()
         except BaseException:
             writer.abort()

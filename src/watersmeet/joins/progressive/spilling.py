@@ -245,10 +245,10 @@ class SpillingJoin(Operator):
             disk.check()
         self.ledger.check(self.clock, [disk.rows for disk in self.disks])
         for side, table in enumerate(self.tables):
-            for part in np.flatnonzero(table.part_rows).tolist():
-                rows = table.rows_of(part)
-                stayed = rows[table.ordinals(rows) < 0]
-                assert (table.ticks(stayed) > self.gone[side][part]).all(), (
+            if table.rows:
+                rows, parts = table.all_rows()
+                stayed = table.ordinals(rows) < 0
+                assert (table.ticks(rows[stayed]) > self.gone[side][parts[stayed]]).all(), (
                     "rows in memory arrived after the last flush"
                 )
 
