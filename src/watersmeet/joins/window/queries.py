@@ -84,7 +84,7 @@ class Queries:
         self._names: set[str] = set()
         """Of the queries that are there once all that was received has happened."""
         self._told: tuple[pa.RecordBatch, Int32] | None = None
-        """The last rows that were told their classes."""
+        """Rows that were told their classes, and are about to arrive."""
         bound = spec.bound_queries
         self._room.grow(_bytes_for(bound, self._spare))
         self._class_room.set_aside(_LEAST_CLASSES * _class_bytes(len(bound)))
@@ -179,7 +179,8 @@ class Queries:
         if not self.tell_classes(side, batch):
             raise self.no_room()
         assert self._told is not None
-        return self._told[1]
+        (_, classes), self._told = self._told, None  # whose rows are the arrival's from now on
+        return classes
 
     # --- snapshots ---
 
