@@ -30,8 +30,7 @@ from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.debts import RunEntry
 from watersmeet.records.times import NEVER
-from watersmeet.runs.sorted_run import RunWriter, SortedRun, let_go
-from watersmeet.runs.spine import block_rows_for
+from watersmeet.runs.sorted_run import RunWriter, SortedRun, block_rows_for, let_go
 from watersmeet.spill.store import Store
 
 AT_ONCE = 1 << 20
@@ -92,17 +91,19 @@ def divided_whole(
                 own = targets == target
                 if target not in writers:
                     store, name = new(target, number)
-                    writers[target] = RunWriter(store, name, run.types, 0, block_rows)
+                    writers[target] = RunWriter(store, name, run.types, 0, block_rows, _BLOCK_BYTES)
                 writers[target].write_hashes(np.ascontiguousarray(hashes[own]))
                 writers[target].rows += int(own.sum())
         for numbers, targets in _stretches(run, number, place):
             for target in np.unique(targets).tolist():
                 own = np.concatenate([waiting.pop(target, numbers[:0]), numbers[targets == target]])
                 whole = len(own) // block_rows * block_rows
-                _write_blocks(writers[target], run, own[:whole], block_rows)
+                run.check_rows(own[:whole])
+                writers[target].write_rows(run, own[:whole])
                 waiting[target] = own[whole:]
         for target, writer in writers.items():
-            _write_blocks(writer, run, waiting[target], block_rows)
+            run.check_rows(waiting[target])
+            writer.write_rows(run, waiting[target])
             writer.seal()
     except BaseException:
         for writer in writers.values():
@@ -121,20 +122,14 @@ def _stretches(run: SortedRun, number: int, place: Place) -> Iterator[tuple[Int6
         let_go([run])
 
 
-def _write_blocks(writer: RunWriter, run: SortedRun, numbers: Int64, block_rows: int) -> None:
-    for start in range(0, len(numbers), block_rows):
-        some = numbers[start : start + block_rows]
-        run.check_rows(some)
-        writer.write_block(run, some)
-
-
 def _write(store: Store, name: str, run: SortedRun, numbers: Int64, block_rows: int) -> None:
     """Rows of a run, in its order, as another."""
-    writer = RunWriter(store, name, run.types, len(numbers), block_rows)
+    writer = RunWriter(store, name, run.types, len(numbers), block_rows, _BLOCK_BYTES)
     try:
         hashes: Uint64 = run.hashes()[numbers]
         writer.write_hashes(hashes)
-        _write_blocks(writer, run, numbers, block_rows)
+        run.check_rows(numbers)
+        writer.write_rows(run, numbers)
         writer.seal()
     except BaseException:
         writer.abort()

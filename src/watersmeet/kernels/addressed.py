@@ -107,7 +107,7 @@ def _fetcher() -> Callable[[Any], None]:
 
 read8, read32, read64 = _reader(8, types.uint8), _reader(32, types.int32), _reader(64, types.int64)
 write8, write32, write64 = _writer(8, types.uint8), _writer(32, types.int32), _writer(64, types.int64)
-_move1, _move2, _move4, _move8, _move16, _move32 = (_mover(width) for width in (1, 2, 4, 8, 16, 32))
+_move1, _move2, _move4, move8, _move16, _move32 = (_mover(width) for width in (1, 2, 4, 8, 16, 32))
 fetch = _fetcher()
 """Ask for the cache line of an address that will be read soon; any address is harmless."""
 
@@ -126,8 +126,8 @@ def move(target: Any, source: Any, length: Any) -> None:
         _move16(target, source)
         _move16(target + length - 16, source + length - 16)
     elif length >= 8:
-        _move8(target, source)
-        _move8(target + length - 8, source + length - 8)
+        move8(target, source)
+        move8(target + length - 8, source + length - 8)
     elif length >= 4:
         _move4(target, source)
         _move4(target + length - 4, source + length - 4)
@@ -144,7 +144,7 @@ def clear(address: int, length: int) -> None:
 
 
 @inlined
-def _described(sources: Any, code: Any, block: Any) -> Any:
+def described(sources: Any, code: Any, block: Any) -> Any:
     """Where a block's description lies, and from where its words count."""
     directory = sources[code, 0]
     if directory:
@@ -154,18 +154,20 @@ def _described(sources: Any, code: Any, block: Any) -> Any:
 
 
 @inlined
-def _number(code: Any) -> Any:
+def numbered(code: Any) -> Any:
     """The source of a row, and its number there."""
     return np.int64(code) >> 32, np.int64(code) & 0xFFFFFFFF
 
 
 @inlined
-def _bit(place: Any) -> Any:
+def bit(place: Any) -> Any:
+    """The bit at a place."""
     return (read8(place >> 3) >> np.uint8(place & 7)) & np.uint8(1)
 
 
 @inlined
-def _set_bit(target: Any, place: Any) -> Any:
+def set_bit(target: Any, place: Any) -> Any:
+    """Set the bit that is so many behind an address."""
     at = target + (place >> 3)
     write8(at, read8(at) | np.uint8(1 << (place & 7)))
 
@@ -173,14 +175,15 @@ def _set_bit(target: Any, place: Any) -> Any:
 @inlined
 def _offset_place(sources: Any, rows: Any, i: Any, words: Any, width: Any) -> Any:
     """Where the offset of a row's string lies."""
-    which, row = _number(rows[i])
+    which, row = numbered(rows[i])
     shift = sources[which, 2]
-    at, origin = _described(sources, which, row >> shift)
+    at, origin = described(sources, which, row >> shift)
     return origin + read64(at + words) - width * (row & ((1 << shift) - 1))
 
 
 @inlined
-def _length(offset: Any, width: Any) -> Any:
+def length_of(offset: Any, width: Any) -> Any:
+    """How long a string is, by where its offset lies."""
     if width == STRINGS:
         return np.int64(read32(offset + 4)) - np.int64(read32(offset))
     return read64(offset + 8) - read64(offset)
@@ -202,7 +205,7 @@ def measure(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64
         for i in range(count):
             if i + _AHEAD < count:
                 fetch(_offset_place(sources, rows, i + _AHEAD, words, width))
-            length = _length(_offset_place(sources, rows, i, words, width), width)
+            length = length_of(_offset_place(sources, rows, i, words, width), width)
             if width == STRINGS:
                 write32(target + 4 * i, np.int32(total))
             else:
@@ -224,7 +227,7 @@ def widen(sources: Int64, widths: Int32, columns: Int32, rows: Any, sizes: Int64
             continue
         words = 8 * WORDS * columns[k]
         for i in range(rows.shape[0]):
-            sizes[i] += _length(_offset_place(sources, rows, i, words, width), width) - width
+            sizes[i] += length_of(_offset_place(sources, rows, i, words, width), width) - width
 
 
 @kernel
@@ -299,10 +302,10 @@ def _locate_values(
 ) -> Any:
     """Where the values of some rows of any sources lie, which are asked for."""
     for i in range(first, stop):
-        which, row = _number(rows[i])
+        which, row = numbered(rows[i])
         which += base
         shift = sources[which, 2]
-        at, origin = _described(sources, which, row >> shift)
+        at, origin = described(sources, which, row >> shift)
         inside = row & ((1 << shift) - 1)
         if width > 0:
             place = origin + read64(at + words) + width * inside
@@ -325,7 +328,7 @@ def _locate_values(
 def _copy_chunk(width: Any, places: Any, start: Any, stop: Any, target: Any, strings: Any) -> Any:
     if width == 8:
         for i in range(start, stop):
-            _move8(target + 8 * i, places[i - start])
+            move8(target + 8 * i, places[i - start])
     elif width == 4:
         for i in range(start, stop):
             _move4(target + 4 * i, places[i - start])
@@ -339,8 +342,8 @@ def _copy_chunk(width: Any, places: Any, start: Any, stop: Any, target: Any, str
             move(strings + at, places[i - start], read64(target + 8 * i + 8) - at)
     elif width == BITS:
         for i in range(start, stop):
-            if _bit(places[i - start]):
-                _set_bit(target, i)
+            if bit(places[i - start]):
+                set_bit(target, i)
     else:
         for i in range(start, stop):
             move(target + width * i, places[i - start], width)
@@ -351,13 +354,13 @@ def _copy_validity(sources: Any, base: Any, words: Any, rows: Any, validity: Any
     """Set the bits of rows whose value is not NULL; returns how many are."""
     nulls = 0
     for i in range(rows.shape[0]):
-        which, row = _number(rows[i])
+        which, row = numbered(rows[i])
         which += base
         shift = sources[which, 2]
-        at, origin = _described(sources, which, row >> shift)
+        at, origin = described(sources, which, row >> shift)
         first = read64(at + words + 16)
-        if first == 0 or _bit(8 * origin + first + (row & ((1 << shift) - 1))):
-            _set_bit(validity, i)
+        if first == 0 or bit(8 * origin + first + (row & ((1 << shift) - 1))):
+            set_bit(validity, i)
         else:
             nulls += 1
     return nulls
@@ -404,27 +407,6 @@ def checksum(address: int, length: int) -> Any:
         total = (total ^ lane) * _PRIME
         total ^= total >> np.uint64(32)
     return np.int64(total)
-
-
-@kernel
-def unchecked_blocks(sources: Int64, rows: Any, out: Int64) -> int:
-    """Which blocks of some rows are unchecked, as many as `out` holds, numbered with their source; each is marked as
-    checked.
-    """
-    found = 0
-    for i in range(rows.shape[0]):
-        which, row = _number(rows[i])
-        marks = sources[which, 4]
-        if marks == 0:
-            continue
-        block = row >> sources[which, 2]
-        if read8(marks + block):
-            if found == out.shape[0]:
-                break
-            write8(marks + block, np.uint8(0))
-            out[found] = (which << 32) + block
-            found += 1
-    return found
 
 
 @inlined
@@ -481,22 +463,43 @@ def merge(hashes: Int64, ends: Int64, places: Int64, out_hashes: Any, out_rows: 
 
 
 def _advice() -> Callable[[Any, Any, Any], None]:
+    """The system's madvise."""
+
     def declare(typing_context: Any, address: Any, length: Any, advice: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             word, number = ir.IntType(64), ir.IntType(32)
             type_ = ir.FunctionType(number, [word, word, number])
-            call = cgutils.get_or_insert_function(builder.module, type_, "madvise")
-            builder.call(call, [*arguments[:2], builder.trunc(arguments[2], number)])
+            function = cgutils.get_or_insert_function(builder.module, type_, "madvise")
+            builder.call(function, [*arguments[:2], builder.trunc(arguments[2], number)])
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64), generate
 
     make: Any = intrinsic
-    advise: Callable[[Any, Any, Any], None] = make(declare)
-    return advise
+    call: Callable[[Any, Any, Any], None] = make(declare)
+    return call
 
 
-_advise = _advice()
+def _reading() -> Callable[[Any, Any, Any, Any], Any]:
+    """The system's pread: descriptor, address, how many bytes, from where on; tells how many were read."""
+
+    def declare(typing_context: Any, descriptor: Any, address: Any, length: Any, offset: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            word, number = ir.IntType(64), ir.IntType(32)
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(word, [number, word, word, word]), "pread"
+            )
+            return builder.call(function, [builder.trunc(arguments[0], number), *arguments[1:]])
+
+        return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+    make: Any = intrinsic
+    call: Callable[[Any, Any, Any, Any], Any] = make(declare)
+    return call
+
+
+advise = _advice()
+pread = _reading()
 
 
 @kernel
@@ -507,121 +510,4 @@ def let_go(addresses: Int64, sizes: Int64, page: int, advice: int) -> None:
     """
     for k in range(addresses.shape[0]):
         start = addresses[k] // page * page
-        _advise(start, addresses[k] + sizes[k] - start, advice)
-
-
-@kernel
-def by_stretch(rows: Int64, firsts: Int64, shifts: Int64, order: Int32, starts: Int64) -> None:
-    """Put rows in the order of the stretches of sources that they lie in, and tell where each begins: those of a source
-    have numbers from its first on, and each has two to the power of its shift rows.
-    """
-    starts[:] = 0
-    for i in range(rows.shape[0]):
-        which, row = _number(rows[i])
-        starts[firsts[which] + (row >> shifts[which]) + 1] += 1
-    for k in range(starts.shape[0] - 1):
-        starts[k + 1] += starts[k]
-    for i in range(rows.shape[0]):
-        which, row = _number(rows[i])
-        at = firsts[which] + (row >> shifts[which])
-        order[starts[at]] = i
-        starts[at] += 1
-    for k in range(starts.shape[0] - 1, 0, -1):
-        starts[k] = starts[k - 1]
-    starts[0] = 0
-
-
-@kernel
-def gather_by_stretch(
-    sources: Int64,
-    mapped: Int64,
-    widths: Int32,
-    columns: Int32,
-    rows: Int64,
-    order: Int32,
-    starts: Int64,
-    out: Int64,
-    nulls: Int64,
-    taken: Int64,
-    room: Any,
-    used: int,
-    page: int,
-    advice: int,
-) -> int:
-    """The same as `gather`, one stretch after the other (see `by_stretch`): when all columns of its rows were copied,
-    the pages of its source are let go. `mapped` tells where these are, and how many bytes; 0: they stay.
-
-    How long strings are is not known before. They go to `room`, from `used` on, and `taken` is told for each column of
-    strings where each is and how long. Returns how much of the room is used then; -1 if it was too small.
-    """
-    room_at = np.int64(room.ctypes.data)
-    for stretch in range(starts.shape[0] - 1):
-        low, high = starts[stretch], starts[stretch + 1]
-        if low == high:
-            continue
-        which, row = _number(rows[order[low]])
-        shift = sources[which, 2]
-        texts = 0
-        for k in range(columns.shape[0]):
-            width, words = widths[columns[k]], 8 * WORDS * columns[k]
-            target, validity = out[WORDS * k], out[WORDS * k + 2]
-            if width == OTHER:
-                continue
-            for j in range(low, high):
-                i = np.int64(order[j])
-                row = np.int64(rows[i]) & 0xFFFFFFFF
-                at, origin = _described(sources, which, row >> shift)
-                inside = row & ((1 << shift) - 1)
-                value = origin + read64(at + words)
-                if width == 8:
-                    _move8(target + 8 * i, value + 8 * inside)
-                elif width > 0:
-                    move(target + width * i, value + width * inside, width)
-                elif width == BITS:
-                    if _bit(7 * origin + value + inside):
-                        _set_bit(target, i)
-                else:
-                    offset = value - width * inside
-                    length = _length(offset, width)
-                    if used + length > room.shape[0]:
-                        return -1
-                    begin = np.int64(read32(offset)) if width == STRINGS else read64(offset)
-                    move(room_at + used, origin + read64(at + words + 8) + begin, length)
-                    taken[texts, i] = (used << 32) + length
-                    used += length
-                if validity:
-                    first = read64(at + words + 16)
-                    if first == 0 or _bit(8 * origin + first + inside):
-                        _set_bit(validity, i)
-                    else:
-                        nulls[k] += 1
-            texts += width < 0 and width != BITS
-        if mapped[which, 1]:
-            start = mapped[which, 0] // page * page
-            _advise(start, mapped[which, 0] + mapped[which, 1] - start, advice)
-    return used
-
-
-@kernel
-def offsets_of(taken: Int64, width: int, target: int) -> Any:
-    """Arrow's offsets for strings that were taken by `gather_by_stretch`; returns how many bytes they are."""
-    total = np.int64(0)
-    count = taken.shape[0]
-    for i in range(count + 1):
-        if width == STRINGS:
-            write32(target + 4 * i, np.int32(total))
-        else:
-            write64(target + 8 * i, total)
-        if i < count:
-            total += taken[i] & 0xFFFFFFFF
-    return total
-
-
-@kernel
-def put_strings(taken: Int64, room: Any, target: int) -> None:
-    """Copy strings that were taken by `gather_by_stretch` from the room to where they go, one behind the other."""
-    room_at = np.int64(room.ctypes.data)
-    for i in range(taken.shape[0]):
-        length = taken[i] & 0xFFFFFFFF
-        move(target, room_at + (taken[i] >> 32), length)
-        target += length
+        advise(start, addresses[k] + sizes[k] - start, advice)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.kernels.addressed import WORDS as COLUMN_WORDS
-from watersmeet.kernels.addressed import _described, _number, fetch, read64
+from watersmeet.kernels.addressed import described, fetch, numbered, read64
 from watersmeet.kernels.compile import inlined, kernel, prefetch
 
 AHEAD = 16
@@ -302,9 +302,9 @@ _PAIRS_AHEAD = 24
 @inlined
 def _place(sources: Any, words: Any, code: Any) -> Any:
     """Where the value of a row in a column of words lies."""
-    which, row = _number(code)
+    which, row = numbered(code)
     shift = sources[which, 2]
-    at, origin = _described(sources, which, row >> shift)
+    at, origin = described(sources, which, row >> shift)
     return origin + read64(at + words) + 8 * (row & ((1 << shift) - 1))
 
 

@@ -320,7 +320,8 @@ class Together:
             return None
         ids = np.ascontiguousarray(ids)
         for rows, mine in zip(self._inputs, ids, strict=True):
-            rows.check_rows(mine)
+            if rows.resident.room is None:
+                rows.check_rows(mine)
         layout = picture.layout(count, [self._inputs[number].may_be_null(column) for number, column in self._of_all])
         buffer = pa.allocate_buffer(layout.fixed_bytes)
         layout.place(buffer.address)
@@ -357,7 +358,7 @@ class Together:
         start = 0
         for rows, mine, count in zip(self._inputs, ids, self._counts, strict=True):
             columns = self._columns[start : start + count]
-            if not taken.gather(rows.resident.stretches, rows.sources, rows.widths, columns, mine, layout, start):
+            if not taken.gather(rows.resident.stretches, rows, columns, mine, layout, start):
                 return None
             start += count
         return taken

@@ -18,6 +18,8 @@ from watersmeet.records.plan import RowPlan, Rows, TableRows, gather_all
 PAIR_BYTES = 96
 """Of each place in the buffer: the pair itself, and the scratch arrays of filtering and measuring."""
 _LEAST_ROOM = 64
+_ABOUT = 2
+"""If so many times the pairs that surely fit would fit at most, those will do."""
 
 
 @dataclass(slots=True)
@@ -125,25 +127,33 @@ class PairBuffer:
                 fit //= 2
                 if not fit:
                     raise
-        self._settle_room(fit)
+        self._settle_room(fit, limit)
         self.first += fit
         if self.first == self.count:
             self.clear()
         return batch, count
 
-    def _settle_room(self, fit: int) -> None:
+    def _settle_room(self, fit: int, limit: int) -> None:
         """Find as many pairs the next time as went out together; a few left over would cost a batch of their own."""
         if self.first:
             return  # a rest says nothing about the whole
+        sure = self._surely_fitting(limit)
         if fit < self.count:
-            self.room = min(len(self.probes), max(_LEAST_ROOM, fit - fit // 16))
-        elif fit >= self.room:
+            self.room = min(len(self.probes), max(_LEAST_ROOM, fit if fit == sure else fit - fit // 16))
+        elif fit >= self.room and not sure <= self.room < _ABOUT * sure:
             self.room = min(len(self.probes), self.room + self.room // 128 + 1)
+
+    def _surely_fitting(self, limit: int) -> int:
+        """How many pairs fit in any case, by the widest rows so far."""
+        return limit // max(1, sum(self.widest))
 
     def _fitting(self, sides: Sides, plans: Sequence[RowPlan], limit: int) -> int:
         count = len(sides[0][1])
-        if count * sum(self.widest) <= limit or (self._spec.output is Output.COUNTS and self._codec.exact):
+        sure = self._surely_fitting(limit)
+        if count <= sure or (self._spec.output is Output.COUNTS and self._codec.exact):
             return count
+        if count < _ABOUT * sure:
+            return sure  # to measure each, where they lie on disk, would take longer than another batch
         widths = np.zeros(count, np.int64)
         for (source, numbers), plan in zip(sides, plans, strict=True):
             for column in {*plan.outputs, *plan.keys}:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int32, Int64, Numbers
 from watersmeet.core.cost import Meter
 from watersmeet.kernels import combinations, gather
+from watersmeet.kernels.addressed import OTHER
 from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, probe_sorted, scan_runs
 from watersmeet.kernels.sorted_runs import RangeProbe
 from watersmeet.matching.found_combinations import BATCH, FIRST_RUN, TABLE, Passing
@@ -18,7 +19,7 @@ from watersmeet.records.addressed import AddressedRows, Layout, Picture, Sources
 from watersmeet.records.attributes import Reach
 from watersmeet.runs.run_set import RunSet, RunSets
 from watersmeet.runs.sorted_run import SortedRun, check_forward, let_go_of, mapped_places
-from watersmeet.runs.stretches import Stretches, StringRoom, TakenStrings
+from watersmeet.runs.stretches import GatheringRoom, Stretches, TakenStrings
 from watersmeet.tables.hash_table import Probe
 from watersmeet.tables.memtables import ManyMemtable, OrderedProbe
 
@@ -101,12 +102,12 @@ class ManyRows(AddressedRows):
         if ids[0] >> 32 == BATCH:
             assert self.batch is not None
             return self.batch.attribute_hashes(attribute, (ids & 0xFFFFFFFF).astype(np.int32))
-        self.check_rows(ids)
+        self._check_unless_read(ids)
         column = np.array([self.table.first_hashes + attribute], np.int32)
         out = np.array([hashes.ctypes.data, 0, 0], np.int64)
         none, room = np.empty((0, 0), np.int64), np.empty(0, np.uint8)
         nulls = np.zeros(1, np.int64)
-        self.resident.stretches.gather(self._sources, self.widths, column, ids, out, nulls, none, room)
+        self.resident.stretches.gather(self, column, ids, out, nulls, none, room)
         return hashes
 
     def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
@@ -138,16 +139,22 @@ class ManyRows(AddressedRows):
         return self.table.may_be_null(column) or self._nullable[column]
 
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
-        self.check_rows(rows)
+        self._check_unless_read(rows, columns)
         return super().gather_all(columns, rows)
+
+    def _check_unless_read(self, ids: Numbers, columns: tuple[int, ...] = ()) -> None:
+        """Rows are about to be gathered; those whose blocks are read for it are checked then."""
+        if self.resident.room is None or (self.widths[list(columns)] == OTHER).any():
+            self.check_rows(ids)
 
     def _copy(self, picture: Picture, layout: Layout, places: Numbers) -> pa.Buffer | None:
         resident = self.resident
         if self._runs and resident.room is not None:
             taken = TakenStrings(resident.room, picture, len(places))
-            if taken.gather(resident.stretches, self._sources, self.widths, picture.columns, places, layout):
+            if taken.gather(resident.stretches, self, picture.columns, places, layout):
                 return taken.place(layout)
             layout.begin_again()
+            self.check_rows(places)
         return super()._copy(picture, layout, places)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
@@ -360,8 +367,8 @@ class Resident:
     def __init__(self, first: int) -> None:
         """Runs are sources from the number `first` on; those before are in memory, and stay."""
         self._first = first
-        self.room: StringRoom | None = None
-        """For strings of rows that are gathered; without, rows are gathered as if they were in memory."""
+        self.room: GatheringRoom | None = None
+        """For rows that are gathered; without, they are gathered as if they were in memory."""
         self._hashes: list[int] = []
         self.runs_changed(())
 
@@ -371,7 +378,7 @@ class Resident:
         self._places: Int64 = mapped_places(runs)
         self._rows_alone: Int64 = mapped_places(runs, rows_alone=True)
         self._most_hashes = [sum(-(-run.hash_bytes // _AROUND) for run in order) * _AROUND for order in orders]
-        self.stretches = Stretches(self._rows_alone, [run.rows for run in runs], self._first)
+        self.stretches = Stretches(runs, self.room, self._first)
         """In which rows are gathered."""
         self.let_go()
 

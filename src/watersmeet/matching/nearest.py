@@ -33,7 +33,7 @@ from watersmeet.kernels.hash_order import ascending
 from watersmeet.kernels.radix import sorted_order
 from watersmeet.records.addressed import NOWHERE, AddressedRows, Sources, gathered_by_source
 from watersmeet.records.asof_times import TIME, AsofCodec, AsofPlan, AsofTiming
-from watersmeet.runs.sorted_run import check_blocks
+from watersmeet.runs.sorted_run import check_forward
 from watersmeet.runs.timed_run import TimedRun
 from watersmeet.tables.memtable import Memtable
 
@@ -100,7 +100,7 @@ class RightRows(AddressedRows):
     def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
         if any(run.blocks_unchecked for run in self._runs):
-            check_blocks(self._parts, self.sources, rows)
+            check_forward(self._parts, self.sources, rows, None)
 
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
         self.check_rows(rows)

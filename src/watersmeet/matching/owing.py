@@ -34,7 +34,9 @@ _LEAST_PART = 64
 class Slice:
     """Some owing rows in the order of their hashes: a buffer through which settlements and new runs go."""
 
-    def __init__(self, capacity: int, by_range: bool = False) -> None:
+    def __init__(self, capacity: int, by_range: bool = False, window: int = 0) -> None:
+        self.window: Uint64 = np.empty(window, np.uint64)
+        """For hashes of runs that they meet."""
         self.hashes: Uint64 = np.empty(capacity, np.uint64)
         self.rows: Int64 = np.empty(capacity, np.int64)
         self.marks: Int64 = np.empty(capacity, np.int64)

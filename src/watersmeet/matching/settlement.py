@@ -57,8 +57,9 @@ from watersmeet.matching.reach import Reach
 from watersmeet.matching.reading import Pages, Reading
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
+from watersmeet.runs.hash_window import HashWindow
 from watersmeet.runs.sorted_run import MergedRows, let_go, let_go_of, mapped_places
-from watersmeet.runs.stretches import StringRoom
+from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.tables.memtable import Memtable
 
 _HASH_BYTES = 8
@@ -123,6 +124,8 @@ class Settlement:
         self._leaps: Bool = np.zeros(len(entries), np.bool_)
         """Which runs are so large beside the slice that it is looked up in them."""
         self._first, self._shift = np.uint64(0), 0
+        self._window: HashWindow | None = None
+        """Through which hashes of runs are seen; None: where they are mapped."""
         self._buckets: Int32 = np.empty(0, np.int32)
         self._marked: Uint64 = np.empty(0, np.uint64)
         self._crowds: dict[int, int] = {}
@@ -147,8 +150,10 @@ class Settlement:
         self.most_mapped = _MOST_MAPPED
         """Bytes of runs that are mapped until all are let go."""
 
-    def have_room(self, room: StringRoom) -> None:
-        """Rows of runs that were found, or that owe, are gathered stretch by stretch: none of them stay mapped."""
+    def have_room(self, room: GatheringRoom) -> None:
+        """Hashes of runs are read into a buffer, and so are rows that were found, or that owe: none stay mapped."""
+        if self._reach is None and self._reading is None:
+            self._window = HashWindow.over(self._runs, self._buffer.window)
         for rows in (self._all, self.debtor.rows):
             if isinstance(rows, MergedRows):
                 rows.room = room
@@ -238,7 +243,10 @@ class Settlement:
     def _next_slice(self) -> int:
         """Fill the buffer with the next rows, under each key that they ask under; returns how many rows they are."""
         room = len(self._buffer.hashes) // self._asked
-        return self.debtor.next_slice(self._buffer.hashes[:room], self._buffer.rows[:room])
+        count = self.debtor.next_slice(self._buffer.hashes[:room], self._buffer.rows[:room])
+        if self._window is not None:
+            let_go(self._owing_runs)
+        return count
 
     def _begin_run(self, number: int) -> None:
         self._at = number
@@ -262,11 +270,14 @@ class Settlement:
         self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])
         self._first = hashes[0]
         self._lows[:], self._highs[:] = 0, self._counts
-        if not self._all.trusted:
-            regions = [run.region(int(least), int(most)) for run in self._runs]
-            self._lows[:], self._highs[:] = np.array(regions, np.int64).T
-        self._find_bounds(least, most)
-        self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
+        self._make_sure_of(least, most)
+        if self._window is not None:
+            self._window.go_to(least, most)
+            self._leaps = self._window.share_of(least, most) > _LEAP_FROM * self._length
+            self._find_bounds(least, most, np.flatnonzero(self._leaps))
+        else:
+            self._find_bounds(least, most, np.arange(len(self._runs)))
+            self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
         if self._reading is not None and self._reach is None:
             self._leaps[:] = True  # pages are counted by the look-ups that want them
         if self._reach is not None:
@@ -277,14 +288,25 @@ class Settlement:
         self._marked = self._buffer.marked[: (span >> max(0, self._shift - FINER) >> 6) + 1]
         divide_sorted(hashes, self._first, self._shift, self._buckets, self._marked)
 
-    def _find_bounds(self, least: np.uint64, most: np.uint64) -> None:
-        """Which rows of each run lie within the slice; a few runs at a time, as looking at hashes maps those around."""
+    def _make_sure_of(self, least: np.uint64, most: np.uint64) -> None:
+        """What runs have between two hashes is what was written; that much is known of where it is."""
+        if self._all.trusted:
+            return
+        for number, run in enumerate(self._runs):
+            if not run.trusted:
+                self._lows[number], self._highs[number] = run.region(int(least), int(most))
+                let_go([run])
+
+    def _find_bounds(self, least: np.uint64, most: np.uint64, runs: Int64) -> None:
+        """Which rows of some runs lie within the slice; a few runs at a time, as to look at one maps what is around."""
         step = max(1, self.most_mapped // (_LOOKED_AT * _AROUND))
-        for start in range(0, len(self._runs), step):
-            runs = slice(start, start + step)
-            bounds_in_runs(self._addresses[runs], least, most, self._lows[runs], self._highs[runs])
-            if len(self._runs) > step:
-                let_go_of(self._mapped[runs])
+        for start in range(0, len(runs), step):
+            some = runs[start : start + step]
+            lows, highs = self._lows[some], self._highs[some]
+            bounds_in_runs(self._addresses[some], least, most, lows, highs)
+            self._lows[some], self._highs[some] = lows, highs
+            if len(runs) > step:
+                let_go_of(self._mapped[some])
 
     def _find_crowds(self) -> None:
         """Where many rows of the slice have one hash: the first of them, and how many there are.
@@ -319,12 +341,19 @@ class Settlement:
         """Runs are read through, from the one at hand on; returns the fuel that took."""
         leaps = np.flatnonzero(self._leaps[self._at : self._stop])
         stop = self._at + int(leaps[0]) if len(leaps) else self._stop
-        stop = min(stop, self._at + (1 if self._reading is not None else max(1, self.most_mapped // _AROUND)))
+        most = max(1, _ROWS_A_FUEL * fuel)
+        window = self._window
+        if window is None:
+            stop = min(stop, self._at + (1 if self._reading is not None else max(1, self.most_mapped // _AROUND)))
+            most = max(1, min(most, self.most_mapped // (2 * _HASH_BYTES)))
+            where = self._addresses, self._lows, self._highs
+        else:
+            window.show(self._at, self._next, stop)
+            stop, where = window.stop, (window.addresses, window.lows, window.highs)
         run, start = self._at, max(self._next, int(self._lows[self._at]))
-        most = max(1, min(_ROWS_A_FUEL * fuel, self.most_mapped // (2 * _HASH_BYTES)))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
-        runs = self._addresses, self._lows, self._highs, self._thresholds, cursor, stop, most
+        runs = *where, self._thresholds, cursor, stop, most
         out = pairs.probes[:room], pairs.rows[:room], before
         if self._reach is None:
             slice_ = self._buffer
@@ -336,13 +365,16 @@ class Settlement:
             pairs.count, passed = slide_over_runs(low, high, self._buffer.marks, *runs, *out)
             self._keep_close(pairs, before)
         self._at, self._next, self._link = cursor.tolist()
+        if window is not None and self._at == stop and window.rest >= 0:
+            self._at, self._next = stop - 1, window.rest
         found = pairs.count - before
         meter.comparisons += passed
         if self._reading is None:
             meter.pages_read += 1 + passed // self._page_hashes
         else:
             self._count_scan(self._reading, run, start, pairs, before, meter)
-        self._resident += passed * _HASH_BYTES + (self._at - run + 1) * _AROUND
+        if window is None:
+            self._resident += passed * _HASH_BYTES + (self._at - run + 1) * _AROUND
         return max(1, passed // _ROWS_A_FUEL) + found
 
     def _count_scan(self, reading: Reading, run: int, start: int, pairs: PairBuffer, before: int, meter: Meter) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Numbers, Uint64
-from watersmeet.runs.sorted_run import RunWriter, SortedRun
-from watersmeet.runs.spine import block_rows_for
+from watersmeet.runs.sorted_run import RunWriter, SortedRun, block_rows_for
 from watersmeet.spill.store import Store
 from watersmeet.tables.memtable import Memtable
 from watersmeet.tables.memtable_index import Walk
@@ -36,7 +35,7 @@ def write_run(
     stayed, stays = (0, None) if staying is None else staying
     rows = table.rows - stayed
     block_rows = block_rows_for(table.row_nbytes, table.rows, block_bytes)
-    writer = RunWriter(store, name, table.types, rows, block_rows)
+    writer = RunWriter(store, name, table.types, rows, block_rows, block_bytes)
     at_once = table.rows <= len(numbers)
 
     def leaving(sorted_already: bool = False) -> Iterator[int]:
@@ -52,11 +51,10 @@ def write_run(
         for count in [rows] if at_once else leaving():
             waiting = np.concatenate([waiting, numbers[:count]])
             whole = len(waiting) // block_rows * block_rows
-            for start in range(0, whole, block_rows):
-                writer.write_block(table, waiting[start : start + block_rows])
+            writer.write_rows(table, waiting[:whole])
             waiting = waiting[whole:]
         if len(waiting):
-            writer.write_block(table, waiting)
+            writer.write_rows(table, waiting)
         return writer.seal()
     except BaseException:
         writer.abort()

@@ -10,7 +10,8 @@
 
 (`kernels.addressed` says what the words of a column are.) Nothing of a run is in memory but its name and a mark for
 each block, however many rows it has: the directory is read where it lies, too. Each stretch of hashes and each block is
-checked when it is first read after opening.
+checked when it is first read after opening. Blocks are small, so that few bytes are read for a row that is wanted; the
+larger a run, the larger they are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int64, Numbers, Uint64
 from watersmeet.core.errors import SegmentError
 from watersmeet.kernels import addressed as kernels
+from watersmeet.kernels import run_files
 from watersmeet.records.addressed import (
     AddressedRows,
     Layout,
@@ -38,17 +40,36 @@ from watersmeet.records.addressed import (
     gathered_by_source,
     width_of,
 )
-from watersmeet.runs.stretches import Stretches, StringRoom, TakenStrings
-from watersmeet.spill.store import Store
+from watersmeet.runs.stretches import NO_FILE, GatheringRoom, Stretches, TakenStrings
+from watersmeet.spill.store import Descriptor, Store
 
 _HEADER = b"watersmeet sorted run 2\n".ljust(64, b"\0")
+HASHES_AT = len(_HEADER)
+"""Where in a run its hashes begin."""
 _END_MARK = b"wm.run.2"
 _TRAILER = struct.Struct("<QQQI8s")  # directory, description and end of both, their checksum, end mark
-_ALIGNED = 64
+_ALIGNED = run_files.ALIGNED
 _STRETCH = 1 << 16
 """Hashes that share a checksum."""
-_CHECKED_AT_ONCE = 16
+_CHECKED_AT_ONCE = 64
 """Blocks that are read for their checksums before they are let go."""
+_LEAST_BLOCK = 8 << 10
+_MOST_BLOCK_ROWS = 1 << 12
+_MOST_BLOCKS = 1 << 12
+"""Of a run, unless that makes them larger than what may be written at once."""
+
+
+def block_rows_for(nbytes: int, rows: int, most_bytes: int) -> int:
+    """How many rows of a run share a block, a power of two: about two pages, and more in a large run.
+
+    >>> block_rows_for(80 << 20, 1 << 20, 1 << 18), block_rows_for(80 << 30, 1 << 30, 1 << 18)
+    (256, 2048)
+    """
+    wanted = min(most_bytes, max(_LEAST_BLOCK, nbytes // _MOST_BLOCKS))
+    fitting = max(1, min(_MOST_BLOCK_ROWS, wanted * max(1, rows) // max(1, nbytes)))
+    return 1 << (fitting.bit_length() - 1)
+
+
 _REMEDY = "run the join again or restore an older snapshot, and check the disk if this comes back"
 
 
@@ -59,13 +80,17 @@ def _aligned(size: int) -> int:
 class RunWriter:
     """Writes one run: all hashes first, then the rows of block after block. What is not sealed never was."""
 
-    def __init__(self, store: Store, name: str, types: Sequence[pa.DataType], rows: int, block_rows: int) -> None:
+    def __init__(
+        self, store: Store, name: str, types: Sequence[pa.DataType], rows: int, block_rows: int, at_once: int
+    ) -> None:
+        """:param at_once: bytes of blocks that are written at once, unless one is larger"""
         self.name = name
         self.nbytes = 0
         self._store = store
         self.rows = rows
         """How many there will be; whoever does not know may tell before the run is sealed."""
-        self._block_rows = block_rows
+        self.block_rows = block_rows
+        self._at_once = at_once
         self._picture = Picture(range(len(types)), types, np.array([width_of(type_) for type_ in types], np.int32))
         self._types = types
         self._nulls = np.zeros(len(types), np.int64)
@@ -92,8 +117,33 @@ class RunWriter:
             start += len(part)
             self._hashed += len(part)
 
-    def write_block(self, rows: AddressedRows, numbers: Numbers) -> None:
-        """The rows of one block, from wherever they lie."""
+    def write_rows(self, rows: AddressedRows, numbers: Numbers) -> None:
+        """The next rows, from wherever they lie: whole blocks, unless they are the last ones."""
+        if self._picture.others or not self._types:
+            for start in range(0, len(numbers), self.block_rows):
+                self._write_block(rows, numbers[start : start + self.block_rows])
+            return
+        self._pad()
+        rest = rows.located(numbers)
+        columns = range(len(self._types))
+        nullable = np.array([rows.may_be_null(column) for column in columns], np.uint8)
+        starts = np.empty(-(-len(rest) // self.block_rows), np.int64)
+        checksums, room = np.empty_like(starts), self._room(self._at_once)
+        while len(rest):
+            count, size = run_files.lay_out(
+                rows.sources, rows.widths, self._picture.columns, nullable, rest, self.block_rows, room, starts,
+                checksums, self._nulls,
+            )  # fmt: skip
+            if not count:  # a block that is larger than most
+                room = self._room(2 * len(room))
+                continue
+            blocks = -(-count // self.block_rows)
+            self._starts += (self.nbytes + starts[:blocks]).tolist()
+            self._checksums += checksums[:blocks].tolist()
+            self._write(room[:size].data)
+            rest = rest[count:]
+
+    def _write_block(self, rows: AddressedRows, numbers: Numbers) -> None:
         self._pad()
         count, picture = len(numbers), self._picture
         layout = picture.layout(count, [rows.may_be_null(column) for column in range(len(self._types))])
@@ -140,7 +190,7 @@ class RunWriter:
         start = self.nbytes
         told_of_hashes = [*self._stretches, *self._firsts]
         directory = np.array([*self._starts, start, *self._checksums, *told_of_hashes], np.int64).view(np.uint8)
-        told = {"rows": self.rows, "block_rows": self._block_rows, "nulls": (self._nulls > 0).tolist()}
+        told = {"rows": self.rows, "block_rows": self.block_rows, "nulls": (self._nulls > 0).tolist()}
         text = json.dumps(told).encode()
         description = start + directory.nbytes
         checksum = zlib.crc32(text, zlib.crc32(directory.data))
@@ -173,7 +223,7 @@ class SortedRun(AddressedRows):
         self.name = name
         self._store = store
         self._buffer: pa.Buffer = store.open(name)
-        directory, told = self._described()
+        self._directory_at, directory, told = self._described()
         self.rows: int = told["rows"]
         self.block_rows: int = told["block_rows"]
         self._nullable: list[bool] = told["nulls"]
@@ -185,8 +235,8 @@ class SortedRun(AddressedRows):
         self._firsts = firsts.view(np.uint64)
         self._unchecked = np.ones(blocks, np.uint8)
         self._unchecked_hashes = np.ones(len(self._stretches), np.bool_)
-        self._blocks_unchecked = blocks
         self._trusted = False
+        self._descriptor: Descriptor | None = None
         # What is read from a mapped file lies there for as long as the buffer does.
         self._hashes = np.frombuffer(self._buffer, np.uint64, self.rows, len(_HEADER))
         base = self._buffer.address
@@ -196,8 +246,9 @@ class SortedRun(AddressedRows):
         """Bytes up to the end of the last."""
         marks = self._unchecked.ctypes.data
         self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0, marks]], np.int64)
+        store.release(self._buffer, 0, self.nbytes)  # of many runs, what was read to open them would be much
 
-    def _described(self) -> tuple[Int64, Mapping[str, Any]]:
+    def _described(self) -> tuple[int, Int64, Mapping[str, Any]]:
         buffer, size = self._buffer, self._buffer.size
         if size < len(_HEADER) + _TRAILER.size:
             raise self._damaged(f"it is torn: {size} bytes are too few to be a whole run")
@@ -210,7 +261,7 @@ class SortedRun(AddressedRows):
             raise self._damaged("its directory was altered after it was written")
         self._store.count_read(size - start)
         directory = np.frombuffer(buffer, np.int64, (description - start) // 8, start)
-        return directory, json.loads(buffer.slice(description, end - description).to_pybytes())
+        return start, directory, json.loads(buffer.slice(description, end - description).to_pybytes())
 
     def _damaged(self, how: str) -> SegmentError:
         return SegmentError(f"spill segment {self.name!r} cannot be used: {how}; {_REMEDY}")
@@ -275,21 +326,44 @@ class SortedRun(AddressedRows):
     @property
     def blocks_unchecked(self) -> int:
         """How many blocks have not been read since the run was opened."""
-        return int(self._blocks_unchecked)
+        return int(np.count_nonzero(self._unchecked))
+
+    @property
+    def checksums_at(self) -> int:
+        """Where the checksums of its blocks lie."""
+        return int(self._checksums.ctypes.data)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of all rows, without their hashes."""
+        return self.nbytes - int(self.hash_bytes)
+
+    @property
+    def row_places(self) -> tuple[int, int]:
+        """Where rows lie, and how many bytes; none if they are not mapped."""
+        return (self.address + self.hash_bytes, self.row_bytes) if self.is_mapped else (0, 0)
+
+    @property
+    def file(self) -> tuple[int, int, int]:
+        """Its descriptor, where its directory begins, and how many blocks it has; `NO_FILE` if it is no open file."""
+        if self._descriptor is None:
+            self._descriptor = self._store.descriptor(self.name)
+        if self._descriptor is None:
+            return NO_FILE
+        return self._descriptor.number, self._directory_at, len(self._starts) - 1
 
     def check_rows(self, rows: Numbers) -> None:
         """Make sure that the blocks of rows are what was written."""
-        if self._blocks_unchecked:
-            check_blocks([self], self._sources, rows)
+        if self._sources[0, 4]:
+            check_forward([self], self._sources, rows, None)
 
-    def check_block(self, block: int) -> None:
-        """Make sure that a block is what was written; it is marked as checked already."""
-        start, stop = int(self._starts[block]), int(self._starts[block + 1])
-        if self._sum(start, stop - start) != self._checksums[block]:
-            self.mark_unchecked(block)
-            raise self._damaged(f"block {block} was altered after it was written")
-        self._blocks_unchecked -= 1
-        if not self._blocks_unchecked:
+    def block_is_damaged(self, row: int) -> SegmentError:
+        """The error for a block that is not what was written, by one of its rows."""
+        return self._damaged(f"block {row >> self._shift} was altered after it was written")
+
+    def note_checked(self) -> None:
+        """Once all blocks are checked, nobody needs to look at the marks."""
+        if not self.blocks_unchecked:
             self._sources[0, 4] = 0
 
     def check_all_blocks(self) -> None:
@@ -299,10 +373,6 @@ class SortedRun(AddressedRows):
                 raise self._damaged(f"block {block} was altered after it was written")
             if block % _CHECKED_AT_ONCE == 0:
                 let_go([self])
-
-    def mark_unchecked(self, block: int) -> None:
-        """A block is yet to be checked after all."""
-        self._unchecked[block] = 1
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         return gathered_by_block(lambda block: self._piece(column, block), rows, self._shift)
@@ -339,32 +409,32 @@ def _serialized(array: pa.Array) -> bytes:
     return bytes(batch.serialize())
 
 
-def check_blocks(runs: Sequence[SortedRun], sources: Sources, rows: Numbers, most: int | None = None) -> int:
-    """Make sure that the blocks of rows are what was written, or the first so many of those that were never read;
-    returns how many were read for the first time.
+def check_forward(
+    parts: Sequence[AddressedRows], sources: Sources, rows: Numbers, let_go: Callable[[], None] | None
+) -> int:
+    """Make sure that the blocks of rows are what was written, of those parts that are runs; returns how many were read
+    for the first time.
+
+    With `let_go` it is a few blocks at a time, which are let go when they were read, for each is mapped whole.
     """
-    blocks = np.empty(len(rows) if most is None else most, np.int64)
-    found = int(kernels.unchecked_blocks(sources, rows, blocks))
-    for number, code in enumerate(blocks[:found].tolist()):
-        try:
-            runs[code >> 32].check_block(code & 0xFFFFFFFF)
-        except SegmentError:
-            for unread in blocks[number + 1 : found].tolist():
-                runs[unread >> 32].mark_unchecked(unread & 0xFFFFFFFF)
-            raise
-    return found
-
-
-def check_forward(runs: Sequence[SortedRun], sources: Sources, rows: Numbers, let_go: Callable[[], None]) -> int:
-    """The same for all of them, and a few at a time: they are let go when they were read, for each is mapped whole."""
-    read = found = check_blocks(runs, sources, rows, _CHECKED_AT_ONCE)
-    while found == _CHECKED_AT_ONCE:
-        let_go()
-        found = check_blocks(runs, sources, rows, _CHECKED_AT_ONCE)
-        read += found
-    if read:
-        let_go()
-    return read
+    sums = np.array([part.checksums_at if isinstance(part, SortedRun) else 0 for part in parts], np.int64)
+    most = len(rows) if let_go is None else _CHECKED_AT_ONCE
+    read, total, at = np.zeros(1, np.int64), 0, 0
+    while at < len(rows):
+        passed, damaged = run_files.check_blocks(sources, sums, rows[at:], most, read)
+        if damaged >= 0:
+            run = parts[damaged]
+            assert isinstance(run, SortedRun)
+            raise run.block_is_damaged(int(rows[at + passed]) & 0xFFFFFFFF)
+        at += passed
+        total += int(read[0])
+        if read[0] and let_go is not None:
+            let_go()
+    if total:
+        for part in parts:
+            if isinstance(part, SortedRun):
+                part.note_checked()
+    return total
 
 
 def mapped_places(runs: Sequence[SortedRun], rows_alone: bool = False) -> Int64:
@@ -404,8 +474,8 @@ class MergedRows(AddressedRows):
         self._nullable = [any(run.may_be_null(column) for run in runs) for column in range(len(self.types))]
         self.rows = int(self._ends.sum())
         self.names = [run.name for run in runs]
-        self.room: StringRoom | None = None
-        """For strings of rows that are gathered stretch by stretch; without, they are as if they were in memory."""
+        self.room: GatheringRoom | None = None
+        """For rows that are gathered stretch by stretch; without, they are as if they were in memory."""
         self._stretches: Stretches | None = None
 
     @property
@@ -416,15 +486,20 @@ class MergedRows(AddressedRows):
         return self._nullable[column]
 
     def _copy(self, picture: Picture, layout: Layout, places: Numbers) -> pa.Buffer | None:
-        if self.room is None or not self._runs[0].is_mapped:
-            return super()._copy(picture, layout, places)
-        if self._stretches is None:
-            self._stretches = Stretches(mapped_places(self._runs, rows_alone=True), [run.rows for run in self._runs])
-        taken = TakenStrings(self.room, picture, len(places))
-        if taken.gather(self._stretches, self._sources, self.widths, picture.columns, places, layout):
-            return taken.place(layout)
-        layout.begin_again()
+        if self._by_stretch:
+            assert self.room is not None
+            if self._stretches is None:
+                self._stretches = Stretches(self._runs, self.room)
+            taken = TakenStrings(self.room, picture, len(places))
+            if taken.gather(self._stretches, self, picture.columns, places, layout):
+                return taken.place(layout)
+            layout.begin_again()
+            self.check_rows(places)
         return super()._copy(picture, layout, places)
+
+    @property
+    def _by_stretch(self) -> bool:
+        return self.room is not None and self._runs[0].is_mapped
 
     @property
     def done(self) -> bool:
@@ -459,12 +534,15 @@ class MergedRows(AddressedRows):
             self._unread = any(run.blocks_unchecked for run in self._runs)
 
     def gather_all(self, columns: tuple[int, ...], rows: Numbers) -> list[pa.Array]:
-        self.check_rows(rows)
+        if not self._by_stretch or (self.widths[list(columns)] == kernels.OTHER).any():
+            self.check_rows(rows)  # else they are checked as they are read
         return super().gather_all(columns, rows)
 
     def widen(self, column: int, rows: Numbers, widths: Int64) -> None:
         self.check_rows(rows)
         super().widen(column, rows, widths)
+        if self._by_stretch:
+            let_go(self._runs)
 
     def other(self, column: int, rows: Numbers) -> pa.Array:
         return gathered_by_source(self._runs.__getitem__, column, rows)

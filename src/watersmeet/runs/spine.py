@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Int64, Uint64
-from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, let_go
+from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, block_rows_for, let_go
 from watersmeet.spill.store import Store
 
 _MAPPED = 2 << 20
@@ -58,12 +58,6 @@ def oldest_to_merge(levels: Sequence[int], fan_in: int, most: int) -> slice:
     return slice(0, 0)
 
 
-def block_rows_for(nbytes: int, rows: int, page_bytes: int, most: int = 4096) -> int:
-    """How many rows of a run share a block: a power of two, about a page of them."""
-    fitting = max(1, min(most, page_bytes * max(1, rows) // max(1, nbytes)))
-    return 1 << (fitting.bit_length() - 1)
-
-
 class Merge:
     """Several runs on their way to become one, from the places `start` on and of `most` rows, if not all of them.
 
@@ -91,7 +85,11 @@ class Merge:
         """How many are passed."""
         self.nbytes = nbytes = sum(run.nbytes for run in runs)
         self._block_rows = block_rows_for(nbytes, self._rows.rows, page_bytes)
-        self._hashes = np.empty(max(self._block_rows, page_bytes // 16), np.uint64)
+        self._at_once = page_bytes
+        self._blocks_rows = max(1, page_bytes * max(1, self._rows.rows) // max(1, nbytes) // self._block_rows)
+        self._blocks_rows *= self._block_rows
+        """Rows of whole blocks that are written at once."""
+        self._hashes = np.empty(max(self._blocks_rows, page_bytes // 16), np.uint64)
         self._numbers = np.empty(len(self._hashes), np.int64)
         self._writer: RunWriter | None = None
         self._passed = 0
@@ -117,7 +115,9 @@ class Merge:
         return self._rows.places()
 
     def _work(self) -> Iterator[int]:
-        writer = self._writer = RunWriter(self._store, self.name, self._rows.types, self.rows, self._block_rows)
+        writer = self._writer = RunWriter(
+            self._store, self.name, self._rows.types, self.rows, self._block_rows, self._at_once
+        )
         if self._left_out is not None:
             self._left_out.begin(self.name, self.rows)
         passed = written = 0
@@ -135,26 +135,22 @@ class Merge:
             yield count
         writer.rows = written
         waiting = self._numbers[:0]
-        for count in self._next_rows(self._block_rows):
+        for count in self._next_rows(self._blocks_rows):
             numbers = self._numbers[:count]
             if self._left_out is not None:
                 numbers = np.concatenate([waiting, numbers[~self._left_out.again(count)]])
-                waiting = numbers[self._block_rows :]
-                numbers = numbers[: self._block_rows]
-                if len(numbers) < self._block_rows:
-                    waiting = numbers
-                    yield count
-                    continue
-            self._write_block(writer, numbers)
+                whole = len(numbers) // self._block_rows * self._block_rows
+                waiting = numbers[whole:]
+                numbers = numbers[:whole]
+            self._write_rows(writer, numbers)
             yield count
-        if len(waiting):
-            self._write_block(writer, waiting)
+        self._write_rows(writer, waiting)
         self.merged = writer.seal()
 
-    def _write_block(self, writer: RunWriter, numbers: Int64) -> None:
+    def _write_rows(self, writer: RunWriter, numbers: Int64) -> None:
         self._rows.check_rows(numbers)
         self._let_go(len(numbers))
-        writer.write_block(self._rows, numbers)
+        writer.write_rows(self._rows, numbers)
 
     def _next_rows(self, each: int) -> Iterator[int]:
         """All rows in their order, from the first on, so many at a time; tells how many are in the buffers."""

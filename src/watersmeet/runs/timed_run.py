@@ -16,8 +16,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Bool, Int64, Numbers, Uint64
 from watersmeet.kernels.asof import merge_timed
 from watersmeet.records.addressed import AddressedRows, Sources
-from watersmeet.runs.sorted_run import MergedRows, OpenRun, RunWriter, SortedRun, let_go
-from watersmeet.runs.spine import block_rows_for
+from watersmeet.runs.sorted_run import MergedRows, OpenRun, RunWriter, SortedRun, block_rows_for, let_go
 from watersmeet.spill.store import Store
 
 _ONE_BLOCK = 1 << 40
@@ -94,9 +93,9 @@ def _beside(name: str) -> str:
 class TimedRunWriter:
     """Writes a run and its times: first hashes and times of all rows, then the rows, block by block."""
 
-    def __init__(self, store: Store, name: str, types: Sequence[pa.DataType], block_rows: int) -> None:
-        self._rows = RunWriter(store, name, types, 0, block_rows)
-        self._times = RunWriter(store, _beside(name), (), 0, _ONE_BLOCK)
+    def __init__(self, store: Store, name: str, types: Sequence[pa.DataType], block_rows: int, at_once: int) -> None:
+        self._rows = RunWriter(store, name, types, 0, block_rows, at_once)
+        self._times = RunWriter(store, _beside(name), (), 0, _ONE_BLOCK, 0)
         self.block_rows = block_rows
 
     def write_order(self, hashes: Uint64, times: Int64) -> None:
@@ -106,14 +105,14 @@ class TimedRunWriter:
         self._rows.rows += len(hashes)
         self._times.rows += len(hashes)
 
-    def write_block(self, rows: AddressedRows, numbers: Numbers) -> None:
-        """The rows of one block, from wherever they lie."""
-        self._rows.write_block(rows, numbers)
+    def write_rows(self, rows: AddressedRows, numbers: Numbers) -> None:
+        """The next rows, from wherever they lie: whole blocks, unless they are the last ones."""
+        self._rows.write_rows(rows, numbers)
 
     def seal(self) -> TimedRun:
         """Publish the run."""
         if self._times.rows:
-            self._times.write_block(_NoColumns(()), np.empty(0, np.int32))
+            self._times.write_rows(_NoColumns(()), np.zeros(1, np.int32))
         times = self._times.seal()
         return TimedRun(self._rows.seal(), times)
 
@@ -133,11 +132,10 @@ def write_timed_run(
 ) -> TimedRun:
     """Write rows of a table in their order of hash and time; a failure leaves nothing."""
     hashes, times, numbers = order
-    writer = TimedRunWriter(store, name, table.types, block_rows_for(row_bytes, 1, block_bytes))
+    writer = TimedRunWriter(store, name, table.types, block_rows_for(row_bytes, 1, block_bytes), block_bytes)
     try:
         writer.write_order(hashes, times)
-        for start in range(0, len(numbers), writer.block_rows):
-            writer.write_block(table, numbers[start : start + writer.block_rows])
+        writer.write_rows(table, numbers)
         return writer.seal()
     except BaseException:
         writer.abort()
@@ -149,11 +147,10 @@ def write_run_in_order(
 ) -> SortedRun:
     """Write rows of a table in the order of their keys, which was found already; a failure leaves nothing."""
     block_rows = block_rows_for(row_bytes, 1, block_bytes)
-    writer = RunWriter(store, name, table.types, len(numbers), block_rows)
+    writer = RunWriter(store, name, table.types, len(numbers), block_rows, block_bytes)
     try:
         writer.write_hashes(keys)
-        for start in range(0, len(numbers), block_rows):
-            writer.write_block(table, numbers[start : start + block_rows])
+        writer.write_rows(table, numbers)
         return writer.seal()
     except BaseException:
         writer.abort()
@@ -172,7 +169,7 @@ class TimedMerge:
         self._block_rows = block_rows_for(self.nbytes, self.rows, page_bytes)
         self._room = max(16, page_bytes // 32)
         self._kept = kept
-        self._writer = TimedRunWriter(store, name, self._source.types, self._block_rows)
+        self._writer = TimedRunWriter(store, name, self._source.types, self._block_rows, page_bytes)
         self._most_mapped = _MAPPED * self.rows // max(1, self.nbytes)
         self._passed = 0
         self._steps = self._work()
@@ -190,9 +187,9 @@ class TimedMerge:
         waiting = np.empty(0, np.int64)
         for passed, _, _, rows in self._next_rows():
             waiting = np.concatenate([waiting, rows])
-            while len(waiting) >= self._block_rows:
-                self._write(waiting[: self._block_rows])
-                waiting = waiting[self._block_rows :]
+            whole = len(waiting) // self._block_rows * self._block_rows
+            self._write(waiting[:whole])
+            waiting = waiting[whole:]
             self._let_go(passed)
             yield passed
         if len(waiting):
@@ -201,7 +198,7 @@ class TimedMerge:
 
     def _write(self, rows: Int64) -> None:
         self._source.check_rows(rows)
-        self._writer.write_block(self._source, rows)
+        self._writer.write_rows(self._source, rows)
 
     def _next_rows(self) -> Iterator[tuple[int, Uint64, Int64, Int64]]:
         """All rows that are kept, in their order, with how many were passed. The last of some waits for the next."""

@@ -31,12 +31,13 @@ import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SpillError
 from watersmeet.memory import format_bytes
-from watersmeet.spill.store import Bytes, Counted, StoreWriter, already_there, check_name, missing
+from watersmeet.spill.store import Bytes, Counted, Descriptor, StoreWriter, already_there, check_name, missing
 
 try:
     import fcntl
+    import resource
 except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
 _OURS = re.compile(r"watersmeet-[0-9]+-[0-9a-f]{16}")
@@ -190,6 +191,7 @@ def _close(descriptor: int | None) -> None:
 _FULL = {errno.ENOSPC, errno.EFBIG} | {getattr(errno, "EDQUOT", errno.ENOSPC)}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
+_PLENTY = 4096
 _PIECE = 64 << 10
 """Bytes that are written at a time. Linux may keep what is written at once as one piece of its page cache, and map all
 of it when a byte is read: larger pieces would let much more of a file count as the process's memory."""
@@ -291,6 +293,19 @@ class FileStore(Counted):
             return sorted(name for name in os.listdir(self.path) if not name.startswith("."))
         except OSError as error:
             raise spill_error(error, f"list {self.path}") from error
+
+    def descriptor(self, name: str) -> Descriptor | None:
+        """The file, opened for reading; None once a quarter of all files that this process may open are."""
+        self._check_open()
+        check_name(name)
+        if Descriptor.open_now >= _most_open():
+            return None
+        try:
+            return Descriptor(os.open(self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)))
+        except FileNotFoundError as error:
+            raise missing(name, str(self.path)) from error
+        except OSError:
+            return None  # it is mapped, and can be read there
 
     @property
     def maps(self) -> bool:
@@ -435,6 +450,14 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _most_open() -> int:
+    """How many files may be open for reading: others need some, too."""
+    if resource is None:  # pragma: no cover
+        return 0
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _PLENTY if limit == resource.RLIM_INFINITY else min(_PLENTY, limit // 4)
 
 
 @cache

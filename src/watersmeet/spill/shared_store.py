@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from watersmeet.spill.store import Store, StoreWriter
+from watersmeet.spill.store import Descriptor, Store, StoreWriter
 
 
 class SharedStore:
@@ -65,6 +65,10 @@ class SharedStore:
     def maps(self) -> bool:
         """As the store behind it does."""
         return self._store.maps
+
+    def descriptor(self, name: str) -> Descriptor | None:
+        """The same of what the shared store has under that name."""
+        return self._store.descriptor(self._prefix + name)
 
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Let part of what was opened leave memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from types import TracebackType
@@ -70,6 +71,9 @@ class Store(Protocol):
     def maps(self) -> bool:
         """Whether what `open` gives is mapped, so that its pages can be let go and come back when they are read."""
 
+    def descriptor(self, name: str) -> Descriptor | None:
+        """An open file of the whole content, to read parts of it from; None if there is none, or there are too many."""
+
     def count_read(self, size: int) -> None:
         """Told by a reader: so many bytes of an open buffer were read."""
 
@@ -78,6 +82,23 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Remove everything that is private to this store; harmless when repeated."""
+
+
+class Descriptor:
+    """An open file, closed when it is forgotten."""
+
+    open_now = 0
+    """How many there are in this process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        with _counting:
+            Descriptor.open_now += 1
+
+    def __del__(self) -> None:
+        os.close(self.number)
+        with _counting:
+            Descriptor.open_now -= 1
 
 
 class Counted:
@@ -105,6 +126,10 @@ class Counted:
         """So many bytes of an open buffer were read."""
         with _counting:
             self.bytes_read += size
+
+    def descriptor(self, name: str) -> Descriptor | None:
+        """Nothing that is kept is an open file, unless a store says so."""
+        return None
 
     def close(self) -> None:
         """Remove everything that is private to this store."""

@@ -12,7 +12,7 @@ import pytest
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.kernels import addressed
+from watersmeet.kernels import addressed, run_files
 from watersmeet.spill import FileStore
 
 ROWS = 3000
@@ -55,9 +55,9 @@ def test_all_columns_of_all_inputs_are_gathered_wherever_rows_lie(
     inputs = {"r": rows_of("r", "a"), "s": rows_of("s", "ab"), "t": rows_of("t", "b")}
     spec = MultiSpec.of({name: batch.schema for name, batch in inputs.items()}, ON)
     calls: Counter[str] = Counter()
-    for way in ("gather_together", "gather_by_stretch"):
-        kernel = getattr(addressed, way)
-        monkeypatch.setattr(addressed, way, lambda *args, w=way, k=kernel: calls.update([w]) or k(*args))
+    for module, way in ((addressed, "gather_together"), (run_files, "gather_by_stretch")):
+        kernel = getattr(module, way)
+        monkeypatch.setattr(module, way, lambda *args, w=way, k=kernel: calls.update([w]) or k(*args))
     store = FileStore()
     found: Counter[tuple[Any, ...]] = Counter()
     try:

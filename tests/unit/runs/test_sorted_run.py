@@ -10,8 +10,8 @@ import pytest
 
 from watersmeet.core.errors import SegmentError
 from watersmeet.memory import Budget
-from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
-from watersmeet.runs.spine import Merge, block_rows_for, to_merge
+from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, block_rows_for
+from watersmeet.runs.spine import Merge, to_merge
 from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.hash_table import Layout
 from watersmeet.tables.memtable import Memtable
@@ -33,10 +33,9 @@ def written(store: MemoryStore, name: str, rows: int, seed: int, block_rows: int
     assert table.reserve(np.zeros(rows, np.int32), columns)
     table.append(hashes, np.zeros(rows, np.int32), columns, np.arange(rows))
     order = np.argsort(hashes, kind="stable")
-    writer = RunWriter(store, name, TYPES, rows, block_rows)
+    writer = RunWriter(store, name, TYPES, rows, block_rows, 4096)
     writer.write_hashes(hashes[order].view(np.uint64))
-    for start in range(0, rows, block_rows):
-        writer.write_block(table, order[start : start + block_rows].astype(np.int64))
+    writer.write_rows(table, order.astype(np.int64))
     in_order = [column.take(pa.array(order)) for column in columns]
     return writer.seal(), pa.table([pa.array(hashes[order]), *in_order], names=["hash", "a", "b", "c", "d"])
 
@@ -108,7 +107,7 @@ def test_any_byte_of_a_block_counts() -> None:
 
 def test_a_writer_that_is_given_up_leaves_nothing() -> None:
     store = MemoryStore()
-    writer = RunWriter(store, "run", TYPES, 10, 8)
+    writer = RunWriter(store, "run", TYPES, 10, 8, 4096)
     writer.write_hashes(np.arange(10, dtype=np.uint64))
     writer.abort()
     assert store.names() == [] and store.bytes_held == 0
@@ -160,7 +159,9 @@ def test_the_spine_keeps_runs_few(fan_in: int) -> None:
         assert fan_in ** max(levels) <= flushes
 
 
-def test_blocks_are_about_a_page() -> None:
-    assert block_rows_for(1_000_000, 10_000, 64 << 10) == 512
-    assert block_rows_for(1_000_000, 10, 4096) == 1
-    assert block_rows_for(10, 1_000_000, 1 << 20) == 4096
+def test_blocks_are_small_and_grow_with_the_run() -> None:
+    assert block_rows_for(1_000_000, 10_000, 64 << 10) == 64, "8 KiB of rows of 100 bytes"
+    assert block_rows_for(1_000_000, 10, 4096) == 1, "wide rows"
+    assert block_rows_for(10_000_000, 1_000_000, 512) == 32, "no more than is written at once"
+    assert block_rows_for(1 << 30, 1 << 24, 1 << 20) == 4096, "a large run has no more than 4096 blocks"
+    assert block_rows_for(1 << 34, 1 << 28, 1 << 16) == 1024, "unless that is more than is written at once"

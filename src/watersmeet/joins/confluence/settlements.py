@@ -98,8 +98,8 @@ class Settlements:
         how = join.workspace.slice, join.sizing.page_bytes, self._pages, join.reach(side), join.condition(side)
         settlement = Settlement(side, debtor, entries, *how)
         settlement.most_mapped = self._most_mapped or settlement.most_mapped
-        if join.workspace.strings is not None:
-            settlement.have_room(join.workspace.strings)
+        if join.workspace.gathering is not None:
+            settlement.have_room(join.workspace.gathering)
         return settlement
 
     def go_on(self, settlement: Settlement, fuel: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.matching.owing import Slice
 from watersmeet.memory import Budget
-from watersmeet.runs.stretches import StringRoom
+from watersmeet.runs.stretches import GatheringRoom
 
 _LEAST_SLICE = 64
 MOST_SLICE = 1 << 16
@@ -20,6 +20,8 @@ _LEAST_RESULT = 64
 """Bytes of a narrow result: more of them at once than fit into a batch would wait for nothing."""
 _MOST_ARRIVING = 2 << 20
 _LEAST_PAIRS = 64
+_WINDOW = 1 << 15
+"""Hashes of runs that are read at once."""
 _MOST_PAIRS = 1 << 16
 _PAIR_BYTES = 32
 """Of each place in the buffer: the pair, its width where widths differ, and whether it is one."""
@@ -59,15 +61,17 @@ class Workspace:
         """They are within the budget but for what the floor gives them beyond their share of it."""
         share = memory // _BUFFER_SHARE
         rows = max(_LEAST_SLICE, min(most_slice, max(share, floor // 4) // Slice.bytes_for(1, by_range)))
-        self.slice = Slice(rows, by_range)
+        reads = bool(floor) and copies_strings
+        window = 0 if by_range or not reads else _WINDOW
+        self.slice = Slice(rows, by_range, window)
         """Through which rows go that settle, or are written."""
         self.block_bytes = max(sizing.page_bytes, min(_MOST_BLOCK, max(share, floor // 8)))
         """Of rows that are written at once, or copied because they stay in memory."""
-        self.strings = StringRoom(sizing.output_bytes) if floor and copies_strings else None
-        """Into which strings of runs are copied; None: they are gathered where they are mapped."""
-        sizes = {"sorting": Slice.bytes_for(rows, by_range), "writing": self.block_bytes}
-        if self.strings is not None:
-            sizes["strings"] = self.strings.size
+        self.gathering = GatheringRoom(sizing.output_bytes) if reads else None
+        """Through which rows of runs become results; None: they are gathered where they are mapped."""
+        sizes = {"sorting": Slice.bytes_for(rows, by_range) + 8 * window, "writing": self.block_bytes}
+        if self.gathering is not None:
+            sizes["gathering"] = self.gathering.nbytes
         self.beyond = sizing.beyond
         """Bytes of all buffers that come on top of the budget."""
         for name, size in sizes.items():

@@ -36,7 +36,7 @@ from watersmeet.records.plan import RowPlan
 from watersmeet.runs.matched_bits import LEAST_BYTES
 from watersmeet.runs.run_set import RunSet, RunSets
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
-from watersmeet.runs.stretches import StringRoom
+from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
 from watersmeet.tables.memtables import ManyMemtable, hash_columns
@@ -133,7 +133,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.pages = pages
         super().__init__(spec, memory, store, order=SteadyOrder(spec), grain=grain)
         if floor:
-            room = StringRoom(self.sizing.output_bytes)
+            room = GatheringRoom(self.sizing.output_bytes)
             for each in self.inputs:
                 each.resident.room = room
         self.combinations.gather_together = Together(self.inputs, [plan.outputs for plan in self.plans]).gather

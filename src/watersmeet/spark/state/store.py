@@ -16,7 +16,7 @@ import pyarrow as pa
 from watersmeet.core.errors import SegmentError
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spill.segment import sealed_checksum
-from watersmeet.spill.store import Bytes, StoreWriter, already_there, check_name, missing
+from watersmeet.spill.store import Bytes, Descriptor, StoreWriter, already_there, check_name, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,10 @@ class VersionedStore:
     def maps(self) -> bool:
         """As the store behind it does."""
         return self._group.store.maps
+
+    def descriptor(self, name: str) -> Descriptor | None:
+        """None: workers keep files mapped between batches."""
+        return None
 
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """Let part of a mapped file leave this process's memory."""

@@ -29,6 +29,9 @@ from watersmeet.tables.hash_table import Layout
 from watersmeet.tables.memtable import Memtable
 
 _CHUNK = 64 << 10
+_BLOCKS = 16
+_AT_ONCE = 256 << 10
+"""Blocks, and bytes of them, that are written at once."""
 _WIDE = 16
 """What a value of a column of any width may take in a result, if it is NULL."""
 
@@ -97,14 +100,15 @@ def _stored(factory: Any) -> list[_Stored]:
 def _widen(store: VersionedStore, name: str, before: _Stored, now: _Stored) -> None:
     """Write a run once more, with columns that it does not have."""
     run = SortedRun(store, name, before.types)
-    # A block at a time, of the task's memory, which its operator does not have yet.
-    table = Memtable(now.types, Budget(1 << 40), Layout(0, run.block_rows, _CHUNK), name, ticked=False)
-    writer = RunWriter(store, f"{name}-wide", now.types, run.rows, run.block_rows)
+    # Some blocks at a time, of the task's memory, which its operator does not have yet.
+    at_once = _BLOCKS * run.block_rows
+    table = Memtable(now.types, Budget(1 << 40), Layout(0, at_once, _CHUNK), name, ticked=False)
+    writer = RunWriter(store, f"{name}-wide", now.types, run.rows, run.block_rows, _AT_ONCE)
     try:
         run.check_hashes(0, run.rows)
         writer.write_hashes(run.hashes())
-        for start in range(0, run.rows, run.block_rows):
-            numbers = np.arange(start, min(run.rows, start + run.block_rows))
+        for start in range(0, run.rows, at_once):
+            numbers = np.arange(start, min(run.rows, start + at_once))
             run.check_rows(numbers)
             values = run.gather_all(tuple(range(len(before.types))), numbers)
             columns = [
@@ -114,7 +118,7 @@ def _widen(store: VersionedStore, name: str, before: _Stored, now: _Stored) -> N
             parts = np.zeros(len(numbers), np.int32)
             assert table.reserve(parts, columns)
             rows = table.append(np.zeros(len(numbers), np.int64), parts, columns, np.zeros(len(numbers), np.int64))
-            writer.write_block(table, rows)
+            writer.write_rows(table, rows)
             table.clear()
         writer.seal()
     except BaseException:
