@@ -97,9 +97,9 @@ class Confluence(RoomFirst, Operator):
         one hash then meet a run page by page. Without, work on the disk is counted by bytes.
     :param fan_in: so many runs become one; None: by the memory.
     :param floor: bytes that the buffers through which rows and results pass have in all, whatever the budget: a batch
-        of some hundred rows costs about as much as one of some thousands; half as much comes on top for strings of rows
-        on disk. What a sixteenth of the budget for each of them does not cover is beyond it. 0: everything is within
-        the budget.
+        of some hundred rows costs about as much as one of some thousands; about as much comes on top for what is read
+        of runs, strings, blocks and hashes. What a sixteenth of the budget for each of them does not cover is beyond
+        it. 0: everything is within the budget.
     :param delay: how long a pair may wait after its later row came, `"1 s"` or seconds; None: for the next settlement,
         whenever it is.
     :param most_slice: rows that are sorted and settle at a time, at most; memory may allow fewer.
