@@ -183,7 +183,10 @@ def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) ->
                 newest[number] = max(times[known[-1]], mark if mark is not None else times[known[-1]])
         order += late_rows + rest
     tables = [pa.Table.from_batches(pieces[number], spec.input(number)).combine_chunks() for number in inputs]
-    kept = [canonical_rows(table.to_batches()[0], spec.kept[number]) for number, table in enumerate(tables)]
+    kept = [
+        [row for batch in table.to_batches() for row in canonical_rows(batch, spec.kept[number])]
+        for number, table in enumerate(tables)
+    ]
     return Counter(
         tuple(value for number, row in enumerate(found) for value in kept[number][row])
         for found in reference_window_combinations(tables, spec, order)
