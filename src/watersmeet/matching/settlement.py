@@ -305,7 +305,7 @@ class Settlement:
             lows, highs = self._lows[some], self._highs[some]
             bounds_in_runs(self._addresses[some], least, most, lows, highs)
             self._lows[some], self._highs[some] = lows, highs
-            if len(runs) > step:
+            if len(runs) > step and len(self._mapped):
                 let_go_of(self._mapped[some])
 
     def _find_crowds(self) -> None:
