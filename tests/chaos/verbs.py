@@ -90,7 +90,7 @@ def _progressive(streams: list[Any], place: Path, groups: int) -> Any:
 
 
 def _window_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "160 KiB", "state": state_of(place), "partitions": groups}
+    given = {"memory": "192 KiB", "state": state_of(place), "partitions": groups}
     return window_join(*streams, on="id", time="at", window=WINDOW, lateness=200, **given)
 
 
