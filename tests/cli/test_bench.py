@@ -30,6 +30,7 @@ PROMISED = [
     "online",
     "page",
     "purge",
+    "queries",
     "range",
     "start",
     "window",

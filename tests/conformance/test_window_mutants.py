@@ -17,7 +17,7 @@ from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.records.times import Timing
 from watersmeet.runs.presence import FOREVER
 
-CASES = 60
+CASES = 120
 
 
 def never_in_recent(left: Any, arrived: Any) -> Any:

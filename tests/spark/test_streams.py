@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import functions as fn
 
 from spark.frames import own_join, random_frames, rows_in, rows_of
+from waiting import until
 from watersmeet.spark import join
 
 
@@ -170,6 +171,10 @@ def test_states_that_do_not_belong_are_refused(spark: Any, tmp_path: Path) -> No
     with pytest.raises(Exception, match=r"belongs to query .* choose another state directory"):
         streams.run("new checkpoint")
     streams.add(*random_frames(spark, np.random.default_rng(13), ["long"], (50, 50)))
+    # A task of the query that failed may still run, and would begin a state where there is none.
+    until(
+        lambda: not spark.sparkContext.statusTracker().getActiveStageIds(), "the tasks of the refused query have ended"
+    )
     (tmp_path / "state").rename(tmp_path / "moved")
     with pytest.raises(Exception, match=r"there is no state in .* put the state directory back"):
         streams.run()

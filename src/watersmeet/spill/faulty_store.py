@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from watersmeet.spill.file_store import spill_error
-from watersmeet.spill.store import Bytes, Store, StoreWriter, nbytes
+from watersmeet.spill.store import Bytes, Descriptor, Store, StoreWriter, nbytes
 
 OPERATIONS = ("create", "write", "commit", "open", "remove")
 
@@ -123,6 +123,10 @@ class FaultyStore:
     def maps(self) -> bool:
         """As the store behind it does."""
         return self.inner.maps
+
+    def descriptor(self, name: str) -> Descriptor | None:
+        """As the store behind it has it."""
+        return self.inner.descriptor(name)
 
     def release(self, buffer: pa.Buffer, offset: int, length: int) -> None:
         """This part need not stay in memory."""

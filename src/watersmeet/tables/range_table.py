@@ -216,6 +216,11 @@ class SortedSide(StoredRows):
         ]
         return np.concatenate(spans).astype(np.int32) if spans else np.empty(0, np.int32)
 
+    def all_rows(self) -> tuple[Int32, Int64]:
+        """All row numbers, and of each its partition."""
+        rows = self.rows_of()
+        return rows, np.zeros(len(rows), np.int64)
+
     @property
     def part_rows(self) -> Int64:
         """How many rows there are, as one partition."""
