@@ -55,7 +55,7 @@ _CHECKED_AT_ONCE = 64
 """Blocks that are read for their checksums before they are let go."""
 _LEAST_BLOCK = 8 << 10
 _MOST_BLOCK_ROWS = 1 << 12
-_MOST_BLOCKS = 1 << 12
+_MOST_BLOCKS = 1 << 10
 """Of a run, unless that makes them larger than what may be written at once."""
 
 
@@ -63,7 +63,7 @@ def block_rows_for(nbytes: int, rows: int, most_bytes: int) -> int:
     """How many rows of a run share a block, a power of two: about two pages, and more in a large run.
 
     >>> block_rows_for(80 << 20, 1 << 20, 1 << 18), block_rows_for(80 << 30, 1 << 30, 1 << 18)
-    (256, 2048)
+    (1024, 2048)
     """
     wanted = min(most_bytes, max(_LEAST_BLOCK, nbytes // _MOST_BLOCKS))
     fitting = max(1, min(_MOST_BLOCK_ROWS, wanted * max(1, rows) // max(1, nbytes)))
