@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from watersmeet.core.errors import SegmentError
-from watersmeet.kernels import run_files
+from watersmeet.core.errors import SegmentError, SpillError
 from watersmeet.memory import Budget
-from watersmeet.runs import sorted_run, stretches
+from watersmeet.runs import sorted_run
 from watersmeet.runs.hash_window import HashWindow
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
 from watersmeet.runs.stretches import GatheringRoom
@@ -136,7 +135,7 @@ def test_an_altered_block_is_noticed_when_it_is_read(store: FileStore) -> None:
         gathered([damaged], np.array([row + 3]), GatheringRoom(1 << 20))
 
 
-def test_nothing_but_what_is_wanted_is_read(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_what_is_wanted_is_read(store: FileStore) -> None:
     """Blocks that hold none of the rows are not looked at: they stay unchecked."""
     run, _ = written(store, "run", 4)
     blocks = run.blocks_unchecked
@@ -202,7 +201,7 @@ def test_a_disk_that_fails_is_told(store: FileStore) -> None:
     with (store.path / "run").open("r+b") as file:
         file.truncate(100)
     window.go_to(np.uint64(0), np.uint64(2**64 - 1))
-    with pytest.raises(Exception, match="could not read the hashes of 'run'"):
+    with pytest.raises(SpillError, match="could not read the hashes of 'run'"):
         window.show(0, 0, 1)
 
 
@@ -211,4 +210,3 @@ def test_there_is_no_window_over_runs_that_are_no_files(store: FileStore, monkey
     assert HashWindow.over([run], np.empty(0, np.uint64)) is None, "no buffer"
     monkeypatch.setattr(file_store, "_most_open", lambda: 0)
     assert HashWindow.over([SortedRun(store, "run", TYPES)], np.empty(8, np.uint64)) is None
-    assert stretches.NO_FILE[0] < 0 and run_files.NOT_SO < 0
