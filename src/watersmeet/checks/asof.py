@@ -11,7 +11,6 @@ order at all.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,10 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, Case, make_case, random_fuel, random_moves
-from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
 from watersmeet.checks.oracle.asof import reference_asof_pairs
-from watersmeet.checks.run import CaseReport, ConformanceError, run_case
-from watersmeet.checks.windows import WindowSummary, observed, random_ticks, time_columns
+from watersmeet.checks.run import ConformanceError, run_case
+from watersmeet.checks.windows import WindowSummary, conform_timed, random_ticks, time_columns
 from watersmeet.core.arrays import Int64
 from watersmeet.core.asof import DIRECTIONS, AsofSpec, AsofTimes
 from watersmeet.core.spec import Output
@@ -175,20 +173,5 @@ def check_asof_metamorphic(operator_class: type[Any], case: AsofCase, **options:
 
 def conform_asof(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> WindowSummary:
     """Put an as-of join through so many cases; the first that fails is a `ConformanceError`."""
-    events: Counter[str] = Counter()
-    watched = observed(operator_class, events)
-    reports: list[CaseReport] = []
-    for number in range(seed, seed + cases):
-        case = make_asof_case(number, operator_class, **options)
-        match number % 20:
-            case 0:
-                check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(watched, case, **options))
-            case 5 | 10 | 15:
-                reports.append(check_snapshot(watched, case, **options))
-            case 7:
-                check_asof_metamorphic(operator_class, case, **options)
-                reports.append(run_case(watched, case, **options))
-            case _:
-                reports.append(run_case(watched, case, **options))
-    return WindowSummary.of(reports, events)
+    numbers = range(seed, seed + cases)
+    return conform_timed(operator_class, numbers, make_asof_case, check_asof_metamorphic, **options)

@@ -10,7 +10,6 @@ go between any two events, and some come again under the name of one that has go
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,10 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import Move
-from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
 from watersmeet.checks.oracle.windows import reference_window_pairs
-from watersmeet.checks.run import CaseReport, run_case
-from watersmeet.checks.windows import WindowCase, WindowSummary, make_window_case, observed
+from watersmeet.checks.windows import WindowCase, WindowSummary, conform_timed, make_window_case
 from watersmeet.core.protocol import AddQuery, Arrive, End, RemoveQuery
 from watersmeet.core.queries import QueriesSpec, WindowQuery
 from watersmeet.core.spec import Output
@@ -284,17 +281,4 @@ def _written(value: Any) -> str:
 
 def conform_queries(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> WindowSummary:
     """Put a window join with queries through so many cases; the first that fails is a `ConformanceError`."""
-    events: Counter[str] = Counter()
-    watched = observed(operator_class, events)
-    reports: list[CaseReport] = []
-    for number in range(seed, seed + cases):
-        case = make_queries_case(number, operator_class, **options)
-        match number % 20:
-            case 0:
-                check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(watched, case, **options))
-            case 5 | 10 | 15:
-                reports.append(check_snapshot(watched, case, **options))
-            case _:
-                reports.append(run_case(watched, case, **options))
-    return WindowSummary.of(reports, events)
+    return conform_timed(operator_class, range(seed, seed + cases), make_queries_case, None, **options)
