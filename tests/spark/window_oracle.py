@@ -5,7 +5,7 @@ And what its tests need besides: cases, micro-batches, and a way to kill a task.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from watersmeet.checks.canonical import canonical_rows
+from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.checks.oracle.nested_loops import comparable_values
 from watersmeet.checks.oracle.windows import reference_window_pairs
 from watersmeet.checks.windows import WindowCase, make_window_case
@@ -83,8 +83,13 @@ def is_plain(type_: pa.DataType) -> bool:
 def expected_pairs(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
     """The results of these batches."""
     tables, order = arrival_order(spec, batches)
-    kept = [canonical_rows(table.to_batches()[0], spec.kept[side]) for side, table in enumerate(tables)]
+    kept = [rows_of(table, spec.kept[side]) for side, table in enumerate(tables)]
     return Counter((*kept[0][i], *kept[1][j]) for i, j in reference_window_pairs(tables[0], tables[1], spec, order))
+
+
+def rows_of(table: pa.Table, columns: Sequence[int]) -> list[Row]:
+    """A table's rows, of which there may be none."""
+    return [row for batch in table.to_batches() for row in canonical_rows(batch, columns)]
 
 
 def rows_in_all(batches: list[pa.RecordBatch]) -> Counter[Any]:
@@ -92,9 +97,9 @@ def rows_in_all(batches: list[pa.RecordBatch]) -> Counter[Any]:
     return Counter(row for batch in batches for row in canonical_rows(batch))
 
 
-def spark_cases(name: str, count: int) -> Iterator[WindowCase]:
-    """So many cases for an algorithm that Spark could have."""
-    seed = 0
+def spark_cases(name: str, count: int, first: int = 0) -> Iterator[WindowCase]:
+    """So many cases for an algorithm that Spark could have, from a seed on."""
+    seed = first
     while count:
         case = make_window_case(seed, WINDOW_ALGORITHMS[name])
         assert isinstance(case.spec, WindowJoinSpec)
@@ -102,7 +107,9 @@ def spark_cases(name: str, count: int) -> Iterator[WindowCase]:
             count -= 1
             # Silences, and when results are final or rows come alone, are a matter of Spark's batches.
             spec = replace(case.spec, how="inner", window=replace(case.spec.window, idle=None, emit="early"))
-            yield replace(case, spec=spec)
+            # It may keep columns that a semi or an anti join would not, and so need more.
+            least = WINDOW_ALGORITHMS[name].least_memory(spec)
+            yield replace(case, spec=spec, memory=max(case.memory, least), least=least)
         seed += 1
 
 
