@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from watersmeet.engine.multi_arrival import DrivenTask
 from watersmeet.engine.pipeline import Mark, Scope
 from watersmeet.matching.found_combinations import FIRST_RUN, places
 from watersmeet.matching.ledger import apart_in_memory
+from watersmeet.matching.loop_counters import LoopCounters
 from watersmeet.memory import Reservation, format_bytes
 from watersmeet.policies.probing import Step, nesting
 from watersmeet.runs.multi_catalogue import ManyRuns
@@ -30,8 +30,8 @@ _OUTER_ROW_BYTES = 96
 """Of each outer row at hand: its number, word and bounds, and the arrays by which these are found and sorted."""
 
 
-class BlockLoop:
-    """Which rows on disk have met, told by one counter for each input, and where the outer rows at hand are.
+class BlockLoop(LoopCounters):
+    """The counters of rows, and where the outer rows at hand are.
 
     ```
     joined[outer] ┤ met ├──┤ loaded: these outer rows are at hand ├───────────────
@@ -41,55 +41,25 @@ class BlockLoop:
                          ▲ marks[1]: the block of b that what they found in a is meeting
     ```
 
-    Any rows below the counters of all inputs have met. Inner inputs have whole blocks below theirs, and only those are
-    looked up for the outer rows at hand, even if more are flushed meanwhile. When no outer rows are left, an inner
-    input that has such new blocks becomes the outer one.
+    Inner inputs have whole blocks below their counters.
     """
 
     def __init__(self, disks: Sequence[ManyRuns]) -> None:
+        super().__init__(lambda: [disk.rows for disk in disks])
         self._disks = disks
-        self.outer = 0
-        self.joined = [0] * len(disks)
-        self.loaded = 0
-        """Outer rows at hand, from joined[outer] on; they stay the same until they have met all inner blocks."""
         self.steps: list[Step] = []
         """In which order the inner inputs are nested, for the outer rows at hand."""
         self.marks: list[list[Mark]] = []
         """Where the outer rows at hand are: for each level a block, and how far it has been looked up."""
-        self._met = 0
-
-    @property
-    def unmet(self) -> bool:
-        """Whether there are rows of all inputs that have not met."""
-        sizes = [disk.rows for disk in self._disks]
-        return all(sizes) and self.joined != sizes
-
-    def choose_roles(self) -> None:
-        """Make sure that the outer input has rows that have not met those of the others."""
-        assert self.unmet
-        if self.loaded:
-            return
-        sizes = [disk.rows for disk in self._disks]
-        numbers = range(len(sizes))
-        if not any(self.joined):
-            self.outer = min(numbers, key=lambda number: sizes[number])
-            self.joined = [0 if number == self.outer else sizes[number] for number in numbers]
-        elif self.joined[self.outer] == sizes[self.outer]:
-            grown = [number for number in numbers if self.joined[number] < sizes[number]]
-            self.outer = min(grown, key=lambda number: sizes[number] - self.joined[number])
 
     def load(self, rows: int, steps: list[Step]) -> None:
         """Take outer rows, to be looked up in the others in some order."""
         self.loaded, self.steps, self.marks = rows, steps, []
 
-    def met(self) -> None:
+    def all_met(self) -> None:
         """The outer rows at hand have met all inner blocks."""
-        self._met += self.loaded * self._inner_rows()
-        self.joined[self.outer] += self.loaded
-        self.loaded, self.steps, self.marks = 0, [], []
-
-    def _inner_rows(self) -> int:
-        return prod(rows for number, rows in enumerate(self.joined) if number != self.outer)
+        super().all_met()
+        self.steps, self.marks = [], []
 
     def blocks(self) -> tuple[int, ...]:
         """How many blocks of each inner input the outer rows are to meet; none of the outer one."""
@@ -117,10 +87,9 @@ class BlockLoop:
         self._met = state["met"]
 
     def check(self) -> None:
-        """Assert that the counters tell what has met: every combination within them once, and no other."""
-        assert self._met == prod(self.joined)
+        """Assert that the counters tell what has met, and that only the outer one may be within a block."""
+        super().check()
         for number, (disk, rows) in enumerate(zip(self._disks, self.joined, strict=True)):
-            assert rows + (self.loaded if number == self.outer else 0) <= disk.rows
             whole = not rows or rows == disk.rows or disk.runs[disk.run_of(rows)].first_ordinal == rows
             assert whole or number == self.outer, "inner inputs have whole blocks below their counters"
         assert not self.marks or self.loaded
@@ -225,7 +194,7 @@ class OuterRows(DrivenTask):
     def finish(self) -> None:
         """Count what has met."""
         self.release()
-        self._miner.loop.met()
+        self._miner.loop.all_met()
 
     def to_state(self) -> dict[str, Any]:
         """The task for a snapshot; where it is, the loop tells."""

@@ -1,4 +1,4 @@
-"""DINER's loop over blocks on disk: three counters, and it can stop after any inner block and go on later.
+"""DINER's loop over blocks on disk: it can stop after any inner block and go on later.
 
 And blocks of an input that has ended, loaded again so that the other input's rows meet them as they arrive.
 """
@@ -15,6 +15,7 @@ from watersmeet.core.arrays import Bool, Int32
 from watersmeet.core.errors import BudgetError
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
+from watersmeet.matching.loop_counters import LoopCounters
 from watersmeet.matching.range_lookup import RangeLookup
 from watersmeet.memory import format_bytes
 from watersmeet.records.plan import BatchRows
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 _BLOCKS_LEFT_FREE = 3
 
 
-class Loop:
-    """Which blocks have met, told by three counters.
+class Loop(LoopCounters):
+    """The counters of blocks, and one for the inner blocks that those at hand have met.
 
     ```
                         joined[inner] ┐
@@ -41,53 +42,26 @@ class Loop:
                   ├─────────┘ current │
                   :                   :
     ```
-
-    The first `joined[outer]` blocks have met the first `joined[inner]` blocks. When the outer side has no blocks left
-    that have not met these, the sides change roles, so that blocks which came later on the inner side are met, too.
     """
 
     def __init__(self, disks: Sequence[SortedBlocks]) -> None:
-        self._disks = disks
-        self.outer = 0
-        self.joined = [0, 0]
+        super().__init__(lambda: [len(disk) for disk in disks])
         self.current = 0
         """Inner blocks that the outer blocks at hand have met."""
-        self.loaded = 0
-        """Outer blocks at hand, from joined[outer] on; they stay the same until they have met all inner blocks."""
         self.in_memory: tuple[int, int, int] | None = None
         """Which blocks of which side lie in memory: side, first block, number of blocks."""
-        self._met = 0
 
     @property
     def inner(self) -> int:
         """The side whose blocks are read again for each load of outer blocks."""
         return 1 - self.outer
 
-    @property
-    def unmet(self) -> bool:
-        """Whether there are two blocks that have not met."""
-        return len(self._disks[0]) * len(self._disks[1]) > self.joined[0] * self.joined[1]
-
-    def choose_roles(self) -> None:
-        """Make sure that the outer side has a block that has not met the first joined[inner] inner blocks."""
-        assert self.unmet
-        if self.current:
-            return
-        sizes = [len(disk) for disk in self._disks]
-        if not any(self.joined):
-            self.outer = int(sizes[1] < sizes[0])
-            self.joined[self.inner] = sizes[self.inner]
-        if self.joined[self.outer] == sizes[self.outer] or not self.joined[self.inner]:
-            self.joined[self.outer] = sizes[self.outer]  # blocks that have to meet none have met them
-            self.outer = self.inner
-
     def inner_block_met(self) -> None:
         """The outer blocks at hand have met one more inner block."""
         self.current += 1
-        self._met += self.loaded
         if self.current == self.joined[self.inner]:
-            self.joined[self.outer] += self.loaded
-            self.current = self.loaded = 0
+            self.all_met()
+            self.current = 0
 
     def forget_loaded(self, outers: Sequence[SortedSide]) -> bool:
         """Drop the outer blocks from memory; they are still on disk. False if there are none."""
@@ -109,10 +83,8 @@ class Loop:
         self.joined = list(joined)
 
     def check(self) -> None:
-        """Assert that the counters tell what has met: every pair of blocks within them once, and no other."""
-        assert self._met == self.joined[0] * self.joined[1] + self.current * self.loaded
-        assert all(joined <= len(disk) for joined, disk in zip(self.joined, self._disks, strict=True))
-        assert self.joined[self.outer] + self.loaded <= len(self._disks[self.outer])
+        """Assert that the counters tell what has met, and those at hand have met fewer inner blocks than there are."""
+        super().check()
         assert not self.current or (self.loaded and self.current < self.joined[self.inner])
 
 
