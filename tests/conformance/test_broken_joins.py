@@ -16,6 +16,7 @@ from watersmeet.checks.oracle.nested_loops import ReferenceJoin
 from watersmeet.core.cost import Cost
 from watersmeet.core.protocol import Arrive, End, Event, Snapshot, Status, Step
 from watersmeet.core.spec import JoinSpec, Output
+from watersmeet.joins.confluence import Confluence
 from watersmeet.spill.store import Store
 
 CASES = 60
@@ -300,6 +301,40 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot find operator" in capsys.readouterr().err
     assert main(["watersmeet.core.spec:parse_on"]) == 2
     assert "not a class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("operator", "suites"),
+    [
+        ("confluence:Confluence", ["", " in joins that are not inner", " in joins of points"]),
+        ("progressive.metadata_mjoin:MetadataMJoin", ["", " to promises"]),
+        ("multiway.confluence:ManyConfluence", ["", " with one input preserved"]),
+        ("multiway.mjoin:MJoin", [""]),
+        ("window.confluence:WindowConfluence", ["", " with many queries"]),
+        ("window.windowed_mjoin:WindowedMJoin", [""]),
+        ("asof.join:AsofJoin", [""]),
+        ("lookup.meshjoin:MeshJoin", [""]),
+        ("lookup.chain:LookupChain", [""]),
+        ("lookup.shared:SharedLookup", [""]),
+    ],
+)
+def test_command_line_knows_what_an_operator_joins(
+    operator: str, suites: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"watersmeet.joins.{operator}", "--cases", "2", "--seed", "3"]) == 0
+    name = operator.partition(":")[2]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{name} conforms{suite}" for suite in suites]
+    assert all(": 2 cases" in line for line in lines)
+
+
+def test_a_summary_tells_what_the_operator_did() -> None:
+    """Also before it was restored from a snapshot: such cases count, and none counts twice."""
+    summary = conform(Confluence, cases=20, seed=100)
+    events = dict(summary.events)
+    assert {"flushed", "settled before a flush"} <= set(events)
+    assert 0 < events["flushed"] <= summary.cases
+    assert "flushed" in str(summary)
 
 
 def test_command_line_with_a_broken_join(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

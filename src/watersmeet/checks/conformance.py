@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,6 +195,8 @@ class Summary:
     kinds: tuple[tuple[str, int], ...]
     """Kinds of keys, and in how many cases they were."""
     seconds: float
+    events: tuple[tuple[str, int], ...] = ()
+    """What the operators say they did, and in how many cases."""
     asked_for_more: int = 0
     """Cases that were run again with more memory, because the operator had asked for it."""
 
@@ -203,7 +205,13 @@ class Summary:
             f"{self.cases} cases, {self.rows} rows, {self.results} results: {self.spilled} spilled, {self.reactive} "
             f"went through the reactive stage, {self.cleaned_up} through clean-up, {self.restored} were restored; "
             f"{1000 * self.seconds / max(1, self.cases):.1f} ms a case"
+            + "".join(f"; {count} {name}" for name, count in self.events)
         )
+
+
+def events_of(reports: Iterable[CaseReport]) -> tuple[tuple[str, int], ...]:
+    """What operators say they did, and in how many cases."""
+    return tuple(sorted(Counter(name for report in reports for name in +report.events).items()))
 
 
 def conform(
@@ -236,6 +244,7 @@ def conform(
         rows=sum(report.case.table(i).num_rows for report in reports for i in range(report.case.inputs)),
         kinds=tuple(sorted(kinds.items())),
         seconds=time.perf_counter() - began,
+        events=events_of(reports),
         asked_for_more=sum(report.asked_for_more for report in reports),
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, moves_of, random_fuel
-from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
+from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot, events_of
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.oracle.windows import reference_window_combinations
 from watersmeet.checks.run import CaseReport, ConformanceError, run_case
@@ -133,22 +133,20 @@ def conform_multi_windows(
     operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any
 ) -> MultiWindowSummary:
     """Put a join of several inputs by windows through so many cases; the first that fails is a `ConformanceError`."""
-    events: Counter[str] = Counter()
-    observed = _observed(operator_class, events)
     reports: list[CaseReport] = []
     for number in range(seed, seed + cases):
         case = make_multi_window_case(number, operator_class, **options)
         match number % 20:
             case 0:
                 check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(observed, case, **options))
+                reports.append(check_determinism(operator_class, case, **options))
             case 5 | 10 | 15:
-                reports.append(check_snapshot(observed, case, **options))
+                reports.append(check_snapshot(operator_class, case, **options))
             case 7:
                 check_multi_window_metamorphic(operator_class, case, **options)
-                reports.append(run_case(observed, case, **options))
+                reports.append(run_case(operator_class, case, **options))
             case _:
-                reports.append(run_case(observed, case, **options))
+                reports.append(run_case(operator_class, case, **options))
     kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
     return MultiWindowSummary(
         cases=len(reports),
@@ -156,18 +154,7 @@ def conform_multi_windows(
         read=sum(report.cost.pages_read > 0 for report in reports),
         restored=sum(report.restored > 0 for report in reports),
         results=sum(report.results for report in reports),
-        late=events.pop("late rows", 0),
-        events=tuple(sorted(events.items())),
+        late=sum(report.late for report in reports),
+        events=events_of(reports),
         kinds=tuple(sorted(kinds.items())),
     )
-
-
-def _observed(operator_class: type[Any], events: Counter[str]) -> type[Any]:
-    """The same operator, which tells what it did when it is closed."""
-
-    def close(self: Any) -> None:
-        events.update(name for name, count in self.events.items() if count)
-        events.update(["late rows"] if any(self.late) else [])
-        operator_class.close(self)
-
-    return type(operator_class.__name__, (operator_class,), {"close": close})

@@ -74,6 +74,10 @@ class CaseReport:
     """The output as a multiset; empty if only counts were asked for."""
     trace: tuple[TracedStep, ...] = field(repr=False)
     """Every step, if that was asked for."""
+    events: Counter[str] = field(default_factory=Counter, repr=False)
+    """What the operator says it did, those included that were given up for one made of their snapshot."""
+    late: bool = False
+    """Rows came later than was allowed."""
     asked_for_more: bool = False
     """It had spilled so much that it asked for more memory; this is of the run that had it."""
 
@@ -130,6 +134,8 @@ class CaseRun:
         self._phases: set[str] = set()
         self._reactive = False
         self._tried_idle_poll = False
+        self._events: Counter[str] = Counter()
+        self._late = False
         self._out: list[pa.RecordBatch] = []
         self.punctuations: list[Punctuation] = []
         self._trace: list[TracedStep] | None = [] if trace else None
@@ -164,6 +170,8 @@ class CaseRun:
             restored=self._restored,
             rows=rows,
             trace=tuple(self._trace or ()),
+            events=self._events,
+            late=self._late,
         )
 
     def _receive(self, event: Event) -> None:
@@ -232,6 +240,7 @@ class CaseRun:
         missing = set(snapshot.segments) - set(self._store.names())
         _expect(not missing, f"names segments in a snapshot that its store does not have: {sorted(missing)}")
         phase = self._operator.phase
+        self._note_events()
         self._operator = None
         carried = Snapshot(
             snapshot.algorithm, snapshot.fingerprint, json.loads(json.dumps(snapshot.state)), snapshot.segments
@@ -284,7 +293,13 @@ class CaseRun:
                 self._operator.cost == self._cost,
                 f"cost {self._operator.cost} in all, but its steps add up to {self._cost}",
             )
+        self._note_events()
         self._operator.close()
+
+    def _note_events(self) -> None:
+        """What an operator says it did, before it is given up."""
+        self._events.update(getattr(self._operator, "events", {}))
+        self._late |= any(getattr(self._operator, "late", ()))
 
     def _compare(self) -> Counter[Row]:
         """With the oracle: the number of results, and the multiset of rows or pairs."""

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, Case, Move, make_case, random_fuel, random_moves
-from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot
+from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot, events_of
 from watersmeet.checks.oracle.kinds import Result
 from watersmeet.checks.oracle.nested_loops import comparable_values
 from watersmeet.checks.oracle.windows import Look, reference_result_times, reference_window_results
@@ -354,8 +354,8 @@ class WindowSummary:
     kinds: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, reports: Sequence[CaseReport], events: Mapping[str, int]) -> WindowSummary:
-        """Of some cases, and of what operators did in how many of them."""
+    def of(cls, reports: Sequence[CaseReport]) -> WindowSummary:
+        """Of some cases."""
         kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
         return cls(
             cases=len(reports),
@@ -364,7 +364,7 @@ class WindowSummary:
             cleaned_up=sum(report.cleaned_up for report in reports),
             restored=sum(report.restored > 0 for report in reports),
             results=sum(report.results for report in reports),
-            events=tuple(sorted(events.items())),
+            events=events_of(reports),
             kinds=tuple(sorted(kinds.items())),
         )
 
@@ -392,30 +392,18 @@ def conform_timed(
     """Put a join by times through the cases of some numbers: some of them twice, some with snapshots, and some varied
     in what must not matter.
     """
-    events: Counter[str] = Counter()
-    watched = observed(operator_class, events)
     reports: list[CaseReport] = []
     for number in numbers:
         case = make(number, operator_class, **options)
         match number % 20:
             case 0:
                 check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(watched, case, **options))
+                reports.append(check_determinism(operator_class, case, **options))
             case 5 | 10 | 15:
-                reports.append(check_snapshot(watched, case, **options))
+                reports.append(check_snapshot(operator_class, case, **options))
             case 7 if vary is not None:
                 vary(operator_class, case, **options)
-                reports.append(run_case(watched, case, **options))
+                reports.append(run_case(operator_class, case, **options))
             case _:
-                reports.append(run_case(watched, case, **options))
-    return WindowSummary.of(reports, events)
-
-
-def observed(operator_class: type[Any], events: Counter[str]) -> type[Any]:
-    """The same operator, which tells what it did when it is closed."""
-
-    def close(self: Any) -> None:
-        events.update(name for name, count in self.events.items() if count)
-        operator_class.close(self)
-
-    return type(operator_class.__name__, (operator_class,), {"close": close})
+                reports.append(run_case(operator_class, case, **options))
+    return WindowSummary.of(reports)
