@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from watersmeet.joins.multiway.mjoin import MJoin
     from watersmeet.joins.multiway.tree import JoinTree
     from watersmeet.joins.sharded import Sharded
+    from watersmeet.joins.window.many_confluence import ManyWindowConfluence
     from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
     from watersmeet.policies.splitting import Plan
     from watersmeet.relation.relation import RelationReader
@@ -142,7 +143,7 @@ def build_for_threads(
     return operator
 
 
-ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | WindowedMJoin"
+ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | ManyWindowConfluence | WindowedMJoin"
 MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = Registry({
     "confluence": "multiway.confluence:ManyConfluence",
     "miner": "multiway.miner:Miner",
@@ -150,16 +151,19 @@ MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | typ
     "tree": "multiway.tree:JoinTree",
 })  # fmt: skip
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
-WINDOWED_MULTIWAY: Mapping[str, type[WindowedMJoin]] = Registry({"mjoin": "window.windowed_mjoin:WindowedMJoin"})
+WINDOWED_MULTIWAY: Mapping[str, type[ManyWindowConfluence] | type[WindowedMJoin]] = Registry({
+    "confluence": "window.many_confluence:ManyWindowConfluence",
+    "mjoin": "window.windowed_mjoin:WindowedMJoin",
+})  # fmt: skip
 """Those that join by windows; they go through a conformance suite of their own."""
 
 
 def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ManyJoin:
     """The operator for a join of several inputs.
 
-    `auto` is `confluence`, `miner` if there is a band, and `mjoin` if there are windows; if estimates are given
-    (`rows`, by name, and perhaps `selectivities`, by condition), it is what the cost model of `policies.splitting`
-    makes of them: one operator, or a tree.
+    `auto` is `confluence`, with windows, too, and `miner` if there is a band; if estimates are given (`rows`, by name,
+    and perhaps `selectivities`, by condition), it is what the cost model of `policies.splitting` makes of them: one
+    operator, or a tree.
     """
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     kinds = MULTIWAY if spec.window is None else WINDOWED_MULTIWAY
@@ -180,7 +184,7 @@ def choose_multiway(
     """The algorithm for a join of several inputs, why it is that one, and the plan of a tree if one was drawn up."""
     reason, chosen = "asked for by name", None
     if algorithm == "auto" and spec.window is not None:
-        algorithm, reason = "mjoin", "one operator for all inputs, which forgets what has left its window"
+        algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
     elif algorithm == "auto":
         algorithm, reason = (
             "confluence",
@@ -205,7 +209,7 @@ def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
     if spec.preserved is not None:
         return MULTIWAY["confluence"].least_memory(spec)
     if spec.window is not None:
-        return WINDOWED_MULTIWAY["mjoin"].least_memory(spec)
+        return WINDOWED_MULTIWAY["confluence" if algorithm == "auto" else algorithm].least_memory(spec)
     kinds = [algorithm] if algorithm != "auto" else ["miner"] if spec.has_bands else ["confluence", "tree"]
     return min(MULTIWAY[kind].least_memory(spec) for kind in kinds)
 
@@ -214,7 +218,7 @@ def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
     if algorithm != "auto" and algorithm not in MULTIWAY:
         raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
     if spec.window is not None and algorithm not in ("auto", *WINDOWED_MULTIWAY):
-        raise SpecError(f"{algorithm} knows no windows; choose algorithm='mjoin', or leave window out")
+        raise SpecError(f"{algorithm} knows no windows; choose algorithm='confluence' or 'mjoin', or leave window out")
     if spec.preserved is None:
         return
     if spec.window is not None or spec.has_bands:

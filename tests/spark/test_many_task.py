@@ -28,6 +28,7 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import rows
 from watersmeet.joins.multiway.confluence import ManyConfluence
+from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import SIGN_CODES
@@ -65,13 +66,14 @@ class Pipeline:
     run: str = "run-1"
     wakes: bool = True
     ends: bool = False
+    algorithm: str = "auto"
     figures: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         spec, windowed = self.spec, self.spec.window is not None
         types = [[column.type for column in spec.input(number)] for number in range(len(spec.names))]
         layout = RowLayout.of(*types, wakes=windowed)
-        factory = MultiFactory.of(spec, "auto")
+        factory = MultiFactory.of(spec, self.algorithm)
         self.routes = routes(spec)
         # Where one value has several types, it is Spark that makes them comparable.
         routed = {spec.input(i).field(name).type for i, name in enumerate(self.routes) if name}
@@ -193,10 +195,14 @@ def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) ->
     )
 
 
-def _cases(make: Any, count: int, first: int = 0) -> Iterator[MultiCase]:
+JOINS = {"auto": ManyWindowConfluence, "mjoin": WindowedMJoin}
+
+
+def _cases(make: Any, count: int, algorithm: str = "auto", first: int = 0) -> Iterator[MultiCase]:
     seed = first
+    join = ManyConfluence if make is not make_multi_window_case else JOINS[algorithm]
     while count:
-        case = make(seed, WindowedMJoin if make is make_multi_window_case else ManyConfluence)
+        case = make(seed, join)
         if is_sparks(case.spec) and not (case.spec.window is not None and case.spec.window.counted):
             count -= 1
             yield case
@@ -213,16 +219,22 @@ def _another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_runs, "WORKER", OpenRuns())
 
 
-@pytest.mark.parametrize("make", [make_multi_case, make_preserving_case, make_multi_window_case])
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    [
+        (make_multi_case, "auto"), (make_preserving_case, "auto"), (make_multi_window_case, "auto"),
+        (make_multi_window_case, "mjoin"),
+    ],
+)  # fmt: skip
 def test_killed_repeated_and_restarted_batches_give_every_result_once(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[str] = Counter()
-    for case in _cases(make, CASES * (1 + (make is make_multi_window_case))):
+    for case in _cases(make, CASES * (1 + (make is make_multi_window_case)), algorithm):
         rng = np.random.default_rng([case.seed, 78])
         windowed, ends = case.spec.window is not None, make is make_preserving_case
         memory = case.memory * 8 // 5 + 64 if windowed else case.memory
-        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, memory, ends=ends)
+        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, memory, ends=ends, algorithm=algorithm)
         _another_worker(monkeypatch)
         found: list[pa.RecordBatch] = []
         batches = micro_batches(case, rng)
@@ -295,9 +307,13 @@ def test_rows_expire_by_what_other_groups_have_seen(tmp_path: Path) -> None:
     assert sorted(told)[:2] == [0, 0]
 
 
-@pytest.mark.parametrize("memory", [192 << 10, 4 << 20])
-def test_state_stays_as_large_as_windows(memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = Pipeline(tmp_path, _spec(), memory)
+@pytest.mark.parametrize(
+    ("algorithm", "memory"), [("mjoin", 192 << 10), ("mjoin", 4 << 20), ("auto", 144 << 10), ("auto", 4 << 20)]
+)
+def test_state_stays_as_large_as_windows(
+    algorithm: str, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(tmp_path, _spec(), memory, algorithm=algorithm)
     most, rng = [], np.random.default_rng(5)
     for number in range(24):
         keys = rng.integers(0, 2_000, (3, 600))
@@ -310,7 +326,10 @@ def test_state_stays_as_large_as_windows(memory: int, tmp_path: Path, monkeypatc
     assert max(most) < 24 * 1800 // 2
     files = len(_files(pipeline)) / len(most)
     assert files < 20, "of rows in memory, and of runs that have not expired"
-    assert (pipeline.total("spilled") > 0) == (memory < 1 << 20)
+    if algorithm == "mjoin":
+        assert (pipeline.total("spilled") > 0) == (memory < 1 << 20)
+    else:
+        assert pipeline.total("written") > 0, "every batch ends with runs"
 
 
 def test_a_row_that_is_late_in_all_groups_is_late_in_each(tmp_path: Path) -> None:
@@ -356,7 +375,7 @@ def test_words_that_do_not_fit() -> None:
     counted = parse_many_windows(rows(10), "rst")
     with pytest.raises(SpecError, match="neither is known to the tasks of a batch; give windows of time"):
         MultiFactory.of(replace(_spec(), window=counted), "auto")
-    with pytest.raises(SpecError, match="confluence knows no windows"):
-        MultiFactory.of(_spec(), "confluence")
+    with pytest.raises(SpecError, match="miner knows no windows; choose algorithm='confluence' or 'mjoin'"):
+        MultiFactory.of(_spec(), "miner")
     with pytest.raises(BudgetError, match="too little for a task of this join; allow at least"):
         check_memory(1000, MultiFactory.of(replace(_spec(), window=None), "auto"))

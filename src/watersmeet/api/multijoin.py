@@ -52,13 +52,16 @@ def multijoin(
     of its newest row, each of its rows is in its input's window: with `window={"a": "10 min", "b": "1 min", ...}`, the
     row of `a` is up to ten minutes older than the newest, that of `b` up to one. With windows of rows it is one if,
     when its last row arrived, each of the others was among the last so many rows of its input. What has left its
-    window is forgotten, in memory and on disk, so state stays bounded, and every result comes as soon as its last row.
+    window is forgotten, in memory and on disk, so state stays bounded. As long as the windows fit into memory every
+    result comes as soon as its last row; what has gone to disk is met a little later, by many rows at once (with
+    `"mjoin"` at once, which takes longer).
 
     :param inputs: by name, whatever `join` takes.
     :param on: conditions such as `"orders.id = items.order_id"` or `wm.band("trades.at = quotes.at", width)`, enough of
         them to hold all inputs together; there may be cycles. Bands are for `"miner"`.
     :param window: `"10 min"`, or for columns of integers a number; or `wm.rows(1000)`, the last so many rows in order
-        of arrival, without `time`. One for all inputs, or a dict with one for each. Windows are for `"mjoin"`.
+        of arrival, without `time`. One for all inputs, or a dict with one for each. Windows are for
+        `"confluence"` and `"mjoin"`.
     :param time: the column that tells the time, or a dict with one for each input: dates, timestamps or integers. Rows
         without a time meet nothing.
     :param lateness: by so much a row may be older than the newest of its input before it.

@@ -33,7 +33,7 @@ from watersmeet.kernels.addressed import WORDS
 from watersmeet.records.addressed import AddressedRows, Sources
 from watersmeet.records.times import TIME, Timing
 from watersmeet.runs.sorted_run import SortedRun
-from watersmeet.runs.spine import oldest_to_merge
+from watersmeet.runs.spine import close_in_time, oldest_to_merge
 from watersmeet.tables.memtable import Memtable
 from watersmeet.tables.memtables import WindowMemtable
 
@@ -273,10 +273,6 @@ class Debts:
         self.refresh()
 
 
-_SHARE = 4
-"""Runs become one that span at most this part of the time that is remembered."""
-
-
 class WindowDebts(Debts):
     """The runs of both sides with their spans of time, and how many rows of each memtable have settled."""
 
@@ -355,24 +351,10 @@ class WindowDebts(Debts):
     # --- runs that become one ---
 
     def choose(self, side: int, entries: Sequence[RunEntry], fan_in: int) -> Sequence[RunEntry]:
-        """The oldest `fan_in` runs of one level that follow each other and do not span too much together.
-
-        Where runs are too many nevertheless, those become one that have the fewest rows.
-        """
-        if len(entries) < fan_in:
-            return ()
+        """Of runs that could become one, those that should: they do not span too much together."""
         everything = TimeSpan.all_of(entry.span for entry in self.runs[side])
-        limit = max(self._timing.length(side), everything.latest - everything.earliest) // _SHARE
-        for start in range(len(entries) - fan_in + 1):
-            some = entries[start : start + fan_in]
-            if some[-1].span.latest - some[0].span.earliest <= limit and len({entry.level for entry in some}) == 1:
-                span = TimeSpan.all_of(entry.span for entry in some)
-                if span.latest - span.earliest <= limit:
-                    return some
-        if len(entries) <= _SHARE * fan_in:
-            return ()
-        parts = [entries[start : start + fan_in] for start in range(len(entries) - fan_in + 1)]
-        return min(parts, key=lambda part: sum(entry.run.rows for entry in part))
+        window = max(self._timing.length(side), everything.latest - everything.earliest)
+        return close_in_time(entries, fan_in, window, lambda entry: entry.run.rows)
 
 
 _ONE_BLOCK = 40

@@ -110,6 +110,11 @@ class ManyRows(AddressedRows):
         self.resident.stretches.gather(self, column, ids, out, nulls, none, room)
         return hashes
 
+    def words(self, column: int, ids: Int64) -> Int64:
+        """The values of a stored column of 64-bit words without NULL."""
+        found: Int64 = self.gather_columns((column,), ids)[0].to_numpy(zero_copy_only=False)
+        return found
+
     def gather_columns(self, columns: Sequence[int], ids: Int64) -> list[pa.Array]:
         """The values of some stored columns."""
         if len(ids) and ids[0] >> 32 == BATCH:

@@ -1,12 +1,20 @@
 """Where several inputs are in time, and which combinations of their rows are in all windows.
 
 Every row has a *moment*: its time in units, or, where windows count rows, its number. Moments are kept as the first
-column of each row, in memory and on disk. Whichever row of a combination arrives last finds the others, so whatever the
-windows say is asked once, when a row arrives:
+column of each row, in memory and on disk. What the windows say is about the row of a combination that arrives last:
 
 - of time: the stretches `[moment, moment + window]` of all rows share a moment; and if the row that arrives is late,
   the others are not too old for any row of its input that would be in time;
 - of rows: each of the others is among the last so many of its input.
+
+Where the last row finds all others as it arrives, that is asked then (`WindowFilter`). Where rows meet later, in any
+order, each carries what was known when it arrived, behind its moment, and it is asked of all of them (`SettledFilter`):
+
+- of time, if late rows are kept: the time from which on it would not have been late, if it was; and how many rows of
+  all inputs had come before its batch, which says who of rows of several inputs came last;
+- of rows: for each other input the first number that was among its last so many then, the *floor*. Nobody needs to know
+  who came last: each row must be at or above its floor of every other. For the last row that is what the windows say;
+  for any other it follows, because floors rise, and rows that came after it are above its floors anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +34,6 @@ from watersmeet.core.keys import plain_type
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import FAR
-from watersmeet.matching.found_combinations import InputRows
 from watersmeet.records.bands import BandCodec
 from watersmeet.records.plan import RowPlan
 from watersmeet.records.times import NEVER, times_for_people
@@ -70,6 +77,25 @@ class Moments:
     def newest_at(self, row: int) -> int:
         """The newest moment before a row of the batch."""
         return int(self.newest[row - 1]) if row else self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far all inputs had come at some time."""
+
+    newest: tuple[int, ...]
+    rows: tuple[int, ...]
+    closed: tuple[bool, ...]
+
+    def to_state(self) -> list[list[Any]]:
+        """For a snapshot."""
+        return [list(self.newest), list(self.rows), list(self.closed)]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Sequence[Any]]) -> Reached:
+        """From a snapshot."""
+        newest, rows, closed = map(tuple, state)
+        return cls(newest, rows, closed)
 
 
 class ManyTiming:
@@ -173,17 +199,38 @@ class WindowClock:
         """These inputs have ended, and all their rows were worked off."""
         self.closed = list(closed)
 
-    def expired_before(self, number: int, own: Sequence[int]) -> int:
-        """Rows with an earlier moment of this input meet nothing that is still to come.
+    @property
+    def keeps_late(self) -> bool:
+        """Whether rows that come too late, which rows that are counted never do, meet what has not expired."""
+        return not self.counted and self._late == "keep"
+
+    @property
+    def at(self) -> Reached:
+        """How far all have come."""
+        return Reached(tuple(self.newest), tuple(self.rows), tuple(self.closed))
+
+    def expired_before(self, number: int, own: Sequence[int], at: Reached | None = None) -> int:
+        """Rows with an earlier moment of this input meet nothing that is still to come, or that came after a time.
 
         They belong to an input, or to results of several, whose numbers are `own`: those to come are of the others.
         """
-        others = [i for i in range(len(self.spans)) if i not in own and not self.closed[i]]
+        at = at or self.at
+        others = [i for i in range(len(self.spans)) if i not in own and not at.closed[i]]
         if not others:
             return ALWAYS
         if self._timing is None:
-            return self.rows[number] - self.spans[number]
-        return self._timing.kept_from(number, min(self.newest[i] for i in others))
+            return at.rows[number] - self.spans[number]
+        return self._timing.kept_from(number, min(at.newest[i] for i in others))
+
+    def known(self, number: int, moments: Moments) -> list[Int64]:
+        """What rows of an input that arrive now carry behind their moments: see `words_known`."""
+        count = len(moments.columns[0])
+        if self.counted:
+            floors = [rows - span for rows, span in zip(self.rows, self.spans, strict=True)]
+            return [np.full(count, floor) for other, floor in enumerate(floors) if other != number]
+        if not self.keeps_late:
+            return []
+        return [np.full(count, NEVER) if moments.marks is None else moments.marks, np.full(count, sum(self.rows))]
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
@@ -198,7 +245,7 @@ class WindowFilter:
     """Which partial combinations of the rows at hand can become results, as far as windows tell."""
 
     def __init__(
-        self, clock: WindowClock, inputs: Sequence[InputRows], parts: Sequence[Sequence[int]], marks: Int64 | None
+        self, clock: WindowClock, inputs: Sequence[ManyWords], parts: Sequence[Sequence[int]], marks: Int64 | None
     ) -> None:
         """`parts` tells by input of which of the clock's inputs a row has moments; `marks` those of late rows."""
         self._clock = clock
@@ -228,6 +275,75 @@ class WindowFilter:
         if self._marks is not None:
             meet &= oldest >= self._marks[drivers]
         return meet
+
+
+def words_known(spec: MultiSpec) -> int:
+    """How many words rows carry behind their moments, if they may meet others later than they arrive."""
+    assert spec.window is not None
+    if spec.window.counted:
+        return len(spec.names) - 1
+    return 2 if spec.window.late == "keep" else 0
+
+
+_MARK, _ORDER = 1, 2
+"""The columns behind the moment, with windows of time."""
+
+
+class SettledFilter:
+    """Which combinations of rows that meet later than they arrived are in all windows."""
+
+    def __init__(self, clock: WindowClock, inputs: Sequence[ManyWords]) -> None:
+        self._clock = clock
+        self._inputs = inputs
+        self._some_late = clock.keeps_late and any(clock.late)
+
+    def holds(self, bound: Sequence[int], ids: Int64) -> Bool:
+        """Of partial combinations of some inputs, the last of which has just been found, those within all windows."""
+        if self._clock.counted:
+            return self._are_among_the_last(bound, ids)
+        spans = self._clock.spans
+        moments = [self._inputs[found].words(MOMENT, ids[place]) for place, found in enumerate(bound[: len(ids)])]
+        ends = [own + spans[found] for own, found in zip(moments, bound, strict=False)]
+        meet: Bool = np.maximum.reduce(moments) <= np.minimum.reduce(ends)
+        if self._some_late and len(ids) == len(bound):
+            places = np.flatnonzero(meet)
+            meet[places] = self._are_in_time(bound, ids[:, places], np.stack(ends)[:, places])
+        return meet
+
+    def _are_in_time(self, bound: Sequence[int], ids: Int64, ends: Int64) -> Bool:
+        """Whether the row that came last, if it was late, may meet all others."""
+        orders = np.stack([self._inputs[found].words(_ORDER, own) for found, own in zip(bound, ids, strict=True)])
+        marks = np.stack([self._inputs[found].words(_MARK, own) for found, own in zip(bound, ids, strict=True)])
+        last = orders.argmax(axis=0)
+        places = np.arange(ids.shape[1])
+        ends[last, places] = ALWAYS
+        in_time: Bool = ends.min(axis=0, initial=ALWAYS) >= marks[last, places]
+        return in_time
+
+    def _are_among_the_last(self, bound: Sequence[int], ids: Int64) -> Bool:
+        """Whether the row that was found last, and each other, are above each other's floors."""
+        found, own = bound[len(ids) - 1], ids[-1]
+        numbers = self._inputs[found].words(MOMENT, own)
+        inside = np.ones(len(own), np.bool_)
+        for other, theirs in zip(bound, ids[:-1], strict=False):
+            inside &= numbers >= self._inputs[other].words(_floor_of(found, other), theirs)
+            inside &= self._inputs[other].words(MOMENT, theirs) >= self._inputs[found].words(
+                _floor_of(other, found), own
+            )
+        return inside
+
+
+class ManyWords(Protocol):
+    """Rows of an input, wherever they lie."""
+
+    def words(self, column: int, ids: Int64) -> Int64:
+        """The values of a stored column of 64-bit words without NULL."""
+        ...
+
+
+def _floor_of(number: int, rows_of: int) -> int:
+    """In which column rows of an input have the floor of another's."""
+    return 1 + number - (number > rows_of)
 
 
 def _codecs(spec: MultiSpec) -> list[tuple[BandCodec, int]]:

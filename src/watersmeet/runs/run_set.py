@@ -20,8 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from watersmeet.core.windows import NOWHERE, TimeSpan
 from watersmeet.runs.sorted_run import OpenRun, SortedRun
-from watersmeet.runs.spine import Merge, to_merge
+from watersmeet.runs.spine import Merge, close_in_time, to_merge
 from watersmeet.spill.store import Store
 
 
@@ -35,6 +36,8 @@ class RunSet:
     """Rows of one epoch were in memory together; 0 if they have settled, and it matters no more."""
     level: int = 0
     """How often its rows were merged."""
+    span: TimeSpan = NOWHERE
+    """From when until when its rows are, where they have times."""
 
     @property
     def rows(self) -> int:
@@ -48,7 +51,8 @@ class RunSet:
 
     def to_state(self) -> list[Any]:
         """For a snapshot."""
-        return [[run.name for run in self.runs], self.epoch, self.level]
+        span = [] if self.span.is_empty else [self.span.to_state()]
+        return [[run.name for run in self.runs], self.epoch, self.level, *span]
 
 
 class RunSets:
@@ -84,16 +88,25 @@ class RunSets:
         for each in self.sets:
             each.epoch = 0
 
-    def to_merge(self, fan_in: int) -> list[RunSet]:
-        """The sets that should become one."""
+    def to_merge(self, fan_in: int, window: int | None = None) -> list[RunSet]:
+        """The sets that should become one; where rows expire, those that span little of so long a window."""
         settled = self.sets[: len(self.sets) - self.owing]
+        if window is not None:
+            return list(close_in_time(settled, fan_in, window, lambda each: each.rows))
         count = to_merge([each.level for each in settled], fan_in)
         return settled[len(settled) - count :]
 
     def replace(self, olds: Sequence[RunSet], runs: tuple[SortedRun, ...]) -> None:
         """Merged runs take the place of those that they were made of."""
         place = self.sets.index(olds[0])
-        self.sets[place : place + len(olds)] = [RunSet(runs, 0, olds[0].level + 1)]
+        span = TimeSpan.all_of(each.span for each in olds)
+        self.sets[place : place + len(olds)] = [RunSet(runs, 0, olds[0].level + 1, span)]
+
+    def forget_before(self, time: int) -> list[RunSet]:
+        """Let go of sets that owe nothing, all of whose rows are before a time; returns them."""
+        gone = [each for each in self.sets if not each.owes and each.span.latest < time]
+        self.sets = [each for each in self.sets if each not in gone]
+        return gone
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -112,9 +125,13 @@ class RunSets:
     def load(self, state: Sequence[Any]) -> None:
         """Take over what a snapshot says; no row is read."""
         self.sets = [
-            RunSet(tuple(self._open_run(name, self._types) for name in names), epoch, level)
-            for names, epoch, level in state
+            RunSet(tuple(self._open_run(name, self._types) for name in names), epoch, level, *map(_span, span))
+            for names, epoch, level, *span in state
         ]
+
+
+def _span(state: Sequence[int]) -> TimeSpan:
+    return TimeSpan(*state)
 
 
 class SetMerge:

@@ -13,12 +13,13 @@ more, the rows. Neither needs memory that grows with the runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Int64, Uint64
+from watersmeet.core.windows import TimeSpan
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun, block_rows_for, let_go
 from watersmeet.spill.store import Store
 
@@ -56,6 +57,49 @@ def oldest_to_merge(levels: Sequence[int], fan_in: int, most: int) -> slice:
             return slice(start, min(stop, start + most))
         start = stop
     return slice(0, 0)
+
+
+SHARE = 4
+"""Runs of rows that expire become one if they span at most this part of the time that is remembered."""
+
+
+class Spanning(Protocol):
+    """A run, or a few of the same rows, whose rows are of some time."""
+
+    @property
+    def span(self) -> TimeSpan:
+        """From when until when they are."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """How often they were merged."""
+        ...
+
+
+Each = TypeVar("Each", bound=Spanning)
+
+
+def close_in_time(runs: Sequence[Each], fan_in: int, window: int, rows: Callable[[Each], int]) -> Sequence[Each]:
+    """Of runs whose rows expire, those that should become one: the oldest `fan_in` of one level that follow each other
+    and do not span too much together, so that what they become still goes in time.
+
+    Where runs are too many nevertheless, those become one that have the fewest rows.
+    """
+    if len(runs) < fan_in:
+        return ()
+    everything = TimeSpan.all_of(each.span for each in runs)
+    limit = max(window, everything.latest - everything.earliest) // SHARE
+    for start in range(len(runs) - fan_in + 1):
+        some = runs[start : start + fan_in]
+        if some[-1].span.latest - some[0].span.earliest <= limit and len({each.level for each in some}) == 1:
+            span = TimeSpan.all_of(each.span for each in some)
+            if span.latest - span.earliest <= limit:
+                return some
+    if len(runs) <= SHARE * fan_in:
+        return ()
+    parts = [runs[start : start + fan_in] for start in range(len(runs) - fan_in + 1)]
+    return min(parts, key=lambda part: sum(map(rows, part)))
 
 
 class Merge:

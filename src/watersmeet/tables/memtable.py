@@ -379,14 +379,15 @@ class Memtable(AddressedRows):
         if count == self.rows:
             self.clear()
             return
-        assert self._ticked
         left, blocks = self.rows - count, count >> self._shift
         width = WORDS * len(self.types)
         self.index.drop_first(count, self.rows)
-        self._ticks.drop_first(count)
+        if self._ticked:
+            self._ticks.drop_first(count)
         if self._marks is not None:
             move_down(self._marks.array, count, self.rows)
-        move_down(self._words.array, width * blocks, width * -(-self.rows // self._block_rows))
+        if width:
+            move_down(self._words.array, width * blocks, width * -(-self.rows // self._block_rows))
         for pieces in self._others:
             del pieces[:blocks]
         while self._kept and self._kept[0][0] <= count:

@@ -4,6 +4,7 @@
 ManyMemtable     of one of several inputs: an index for each join attribute
 SharedMemtable   of one shard: many rows lie in batches that other shards have rows of, too
 WindowMemtable   of a window join: the oldest rows go as soon as they have expired
+ManyWindowMemtable   of one of several inputs with windows: both
 ```
 """
 
@@ -111,6 +112,13 @@ class ManyMemtable(Memtable):
         super().clear()
         for order in self.orders[1:]:
             order.clear()
+
+    def drop_first(self, count: int) -> None:
+        """Forget the first rows; the others get smaller numbers."""
+        some_stay = count < self.rows
+        super().drop_first(count)
+        for order in self.orders[1:] if some_stay else ():
+            order.drop_first(count)
 
     def fit_index(self) -> None:
         """Rows were brought back: give them the indexes that they should have."""
@@ -265,8 +273,11 @@ class WindowMemtable(Memtable):
         """Take rows for which there is room; returns their numbers."""
         numbers = super().append(hashes, parts, columns, ticks, grow_index)
         if len(hashes):
-            self._note(self.rows, TimeSpan.of(columns[TIME].to_numpy(), columns[FLOOR].to_numpy()))
+            self._note(self.rows, self._span_of(columns))
         return numbers
+
+    def _span_of(self, columns: Sequence[pa.Array]) -> TimeSpan:
+        return TimeSpan.of(columns[TIME].to_numpy(), columns[FLOOR].to_numpy())
 
     def _note(self, end: int, span: TimeSpan) -> None:
         stretches = self._stretches
@@ -314,3 +325,14 @@ class WindowMemtable(Memtable):
         super().check()
         ends = [end for end, _ in self._stretches]
         assert ends == sorted(set(ends)) and (ends[-1] if ends else 0) == self.rows
+
+
+class ManyWindowMemtable(WindowMemtable, ManyMemtable):
+    """A memtable of one of several inputs whose rows have their moments before their other columns.
+
+    What a row meets of those that came before it is not told by one floor, but for each input apart.
+    """
+
+    def _span_of(self, columns: Sequence[pa.Array]) -> TimeSpan:
+        moments = columns[TIME].to_numpy()
+        return TimeSpan.of(moments, moments)

@@ -15,6 +15,7 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.report import WindowFigures
 from watersmeet.core.spec import Output
+from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.planner import build_multiway
 from watersmeet.spill.store import MemoryStore
@@ -34,7 +35,7 @@ def feed(join: WindowedMJoin, number: int, times: Any, key: Any = 7) -> list[tup
     return drain(join)
 
 
-def drain(join: WindowedMJoin) -> list[tuple[int, ...]]:
+def drain(join: WindowedMJoin | ManyWindowConfluence) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     while True:
         step = join.poll(0.0, 10_000)
@@ -126,6 +127,29 @@ def test_state_stays_as_large_as_the_windows(counted: bool, memory: int) -> None
     assert join.phase == "done"
 
 
+def test_confluence_keeps_windows_of_many_times_the_memory() -> None:
+    rows, window = 120_000, 40_000
+    spec = MultiSpec.of(dict.fromkeys("rsu", SCHEMA), ON, Output.PAIRS, parse_many_windows(window - 1, "rsu", "t"))
+    store = MemoryStore()
+    join = ManyWindowConfluence(spec, 400 << 10, store, fan_in=4)
+    held, stored, found = [], [], list[tuple[int, ...]]()
+    for begin in range(0, rows, 2_000):
+        times = np.arange(begin, begin + 2_000)
+        for number, behind in enumerate((0, window // 2, 0)):  # every row of s comes half a window late
+            batch = pa.record_batch([times - behind, times], schema=SCHEMA)
+            join.receive(Arrive(number, batch))
+            found += drain(join)
+        held.append(join.window_rows)
+        stored.append(len(store.names()))
+    for number in range(3):
+        join.receive(End(number))
+    found += drain(join)
+    assert sorted(found) == [(row, row + window // 2, row) for row in range(rows - window // 2)]
+    assert all(join.events[each] for each in ("flushed", "merged", "expired runs")), join.events
+    assert 3 * window <= max(held) < 3 * 2 * window and join.budget.peak <= 400 << 10
+    assert max(stored[40:]) <= max(stored[20:40]) + 8, "what has expired goes, its files, too"
+
+
 def test_what_windows_cannot_be_is_refused() -> None:
     tables = {name: pa.table({"k": [1], "t": [1], "when": ["noon"]}) for name in "rsu"}
 
@@ -147,10 +171,11 @@ def test_what_windows_cannot_be_is_refused() -> None:
     refuse("late='never'", window=5, time="t", late="never")
 
 
-def test_the_planner_takes_mjoin_for_windows() -> None:
+def test_the_planner_takes_confluence_for_windows_and_mjoin_if_asked() -> None:
     spec = MultiSpec.of(dict.fromkeys("rsu", SCHEMA), ON, window=parse_many_windows(5, "rsu", "t"))
     join = build_multiway(spec, 1 << 20, MemoryStore())
-    assert isinstance(join, WindowedMJoin) and "window" in join.reason
+    assert isinstance(join, ManyWindowConfluence) and "window" in join.reason
+    assert isinstance(build_multiway(spec, 1 << 20, MemoryStore(), "mjoin"), WindowedMJoin)
 
 
 def test_progress_tells_late_rows_and_what_is_remembered() -> None:

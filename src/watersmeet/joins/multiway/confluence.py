@@ -27,6 +27,7 @@ from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
 from watersmeet.matching.found_combinations import Together
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
+from watersmeet.matching.multi_windows import SettledFilter
 from watersmeet.matching.owing import Slice
 from watersmeet.matching.reading import Pages
 from watersmeet.policies.probing import SteadyOrder
@@ -266,6 +267,10 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
         return (PreservedArrival if number == self.spec.preserved else Arrival)(self, number, batch, numbers)
 
+    def settled_filter(self) -> SettledFilter | None:
+        """What else combinations of rows that settle must fulfil; None: nothing."""
+        return None
+
     def is_of_no_use(self, number: int) -> bool:
         """Whether an input's rows, once they have settled, wait for nobody."""
         return all(self.exhausted(other) for other in range(len(self.disks)) if other != number)
@@ -309,6 +314,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             task = self.flushing.merge_task()
             if task is not None:
                 return task
+        if self.full and self.rows_expire():
+            self.full = False
         if self.full:
             if self.owes and not self._may_leave_owing():
                 return self._settle_task("before a flush", urgent=True)
@@ -363,6 +370,14 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.batch_ends = merge is not None
         return merge
 
+    def window_of(self, number: int) -> int | None:
+        """How long rows of an input are remembered; None: to the end."""
+        return None
+
+    def rows_expire(self) -> bool:
+        """Let go of rows that nobody will ask for, if they are many: instead of a flush. False if they are not."""
+        return False
+
     # --- settling ---
 
     def _settle_task(self, why: str, urgent: bool = False) -> ManySettlement:
@@ -383,6 +398,9 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         for disk in self.disks:
             disk.settle()
         self._idle_share = self._policy.idle_share(self._idle_share, self._idling_pays())
+
+    def note_settled(self, ids: Int64) -> None:
+        """These combinations were found by rows that settle."""
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""

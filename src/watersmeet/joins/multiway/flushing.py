@@ -12,6 +12,7 @@ import numpy as np
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.windows import NOWHERE
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.policies.flush import many_flush
@@ -19,7 +20,7 @@ from watersmeet.policies.probing import ProbingOrder
 from watersmeet.runs.flush import write_run
 from watersmeet.runs.run_set import RunSet, SetMerge
 from watersmeet.runs.sorted_run import SortedRun, let_go
-from watersmeet.tables.memtables import ManyMemtable
+from watersmeet.tables.memtables import ManyMemtable, WindowMemtable
 from watersmeet.tables.multi_hash_table import ManySide
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Flushing:
         """How many runs a memory-full becomes."""
         join.catalogue.set_aside(LEAST_SETS * self.runs_a_flush * RUN_BYTES)
         fitting = memory // (_RUNS_SHARE * RUN_BYTES * self.runs_a_flush)
-        self._fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        self.fan_in = fan_in or max(_LEAST_FAN_IN, min(_MOST_FAN_IN, fitting))
+        """So many runs become one."""
         self.epoch = 1
         """Rows in memory are of this epoch."""
         self.on_disk = 0
@@ -73,6 +75,7 @@ class Flushing:
         join.clock += 1
         join.events["flushed owing" if owes else "flushed"] += 1
         written: dict[int, tuple[SortedRun, ...]] = {}
+        spans = [table.span_from(0) if isinstance(table, WindowMemtable) else NOWHERE for table in join.tables]
         try:
             for number, table in enumerate(join.tables):
                 if table.rows and (owes or not join.is_of_no_use(number)):
@@ -82,7 +85,7 @@ class Flushing:
                 self._remove(runs)
             raise
         for number, runs in written.items():
-            join.disks[number].sets.append(RunSet(runs, self.epoch if owes else 0))
+            join.disks[number].sets.append(RunSet(runs, self.epoch if owes else 0, span=spans[number]))
         for number in range(len(join.tables)):
             self.forget_rows(number)
             if not owes and join.is_of_no_use(number):
@@ -151,7 +154,7 @@ class Flushing:
 
     def to_merge(self, number: int) -> list[RunSet]:
         """Sets of runs of an input that are to become one, if there are any."""
-        return self._join.disks[number].to_merge(self._fan_in)
+        return self._join.disks[number].to_merge(self.fan_in, self._join.window_of(number))
 
     def merge_task(self) -> MergeTask | None:
         """Merge runs, of any input, that are to become one; None if there are none."""

@@ -79,6 +79,7 @@ class ManySettlement(DrivenTask):
         self.lows, self.highs = list(lows), list(highs)
         self.urgent = urgent
         self._mixed = Mixed(join.inputs, join.flushing.epoch)
+        self._windows = join.settled_filter()
         self._owing: OwingInput | None = None
         self._searched: list[SettlingRows] = []
         self._taken: list[_Taken] = []
@@ -133,6 +134,7 @@ class ManySettlement(DrivenTask):
         passed = min(self._skip, count)
         self._skip -= passed
         ids = ids[:, passed:]
+        self.join.note_settled(ids)
         room = self.join.sizing.combinations
         if self.waiting + ids.shape[1] > room:
             self.put_into_buffer()
@@ -198,8 +200,15 @@ class ManySettlement(DrivenTask):
         return {self.first_attribute(self.steps): hashes.view(np.int64).copy()}
 
     def holds(self, bound: Sequence[int], ids: Any, drivers: Int32) -> Any:
-        """Which combinations were not found in memory; None while they are not whole."""
-        return self._mixed.holds(bound, ids, drivers)
+        """Which combinations were not found in memory, and are in all windows; None: all may be so far."""
+        mixed = self._mixed.holds(bound, ids, drivers)
+        if self._windows is None:
+            return mixed
+        if mixed is None:
+            return self._windows.holds(bound, ids)
+        places = np.flatnonzero(mixed)
+        mixed[places] = self._windows.holds(bound, ids[:, places])
+        return mixed
 
     def finish(self) -> None:
         """All combinations were handed out: the rows have settled."""

@@ -256,7 +256,7 @@ def _refuse_unfit(spec: MultiSpec) -> None:
     if spec.has_bands:
         raise SpecError("tree joins on equal values only; for a band choose algorithm='miner'")
     if spec.window is not None:
-        raise SpecError("tree knows no windows; choose algorithm='mjoin', or leave window out")
+        raise SpecError("tree knows no windows; choose algorithm='confluence' or 'mjoin', or leave window out")
     if spec.preserved is not None:
         refuse_kind(KINDS["left"], "tree", ("inner",))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -140,7 +140,7 @@ class WindowedMJoin(MultiwayJoin):
         self.window_clock.close(self._closed)
 
     def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        arrival = WindowedArrival(self, number, batch, numbers, self.window_clock.newest[number])
+        arrival = PresentArrival(self, number, batch, numbers, self.window_clock.newest[number])
         self.window_clock.count_late(number, arrival.moments, numbers)
         return arrival
 
@@ -252,17 +252,32 @@ class WindowedMJoin(MultiwayJoin):
         self._new_rows = state["new_rows"]
 
     def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        return WindowedArrival(self, state["input"], batch, numbers, state["newest"])
+        return PresentArrival(self, state["input"], batch, numbers, state["newest"])
+
+
+class Windowed(Protocol):
+    """A join of several inputs by windows, as rows that arrive see it."""
+
+    window_clock: WindowClock
+    parts: Sequence[Sequence[int]]
+    delays: Delays
+    inputs: Any
+    now: float
 
 
 class WindowedArrival(Arrival):
-    """A batch on its way into memory, each row with its moment; it is looked up on disk, too."""
+    """A batch on its way into memory, each row with its moment."""
 
-    def __init__(self, join: WindowedMJoin, driver: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> None:
-        self._windowed = join
+    def __init__(self, join: Any, driver: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> None:
+        self._windowed: Windowed = join
         self.moments = join.window_clock.read(driver, batch, numbers, newest)
         self._began = join.now
-        super().__init__(join, driver, batch, numbers, [*map(pa.array, self.moments.columns)], self.moments.taken)
+        words = [*self.moments.columns, *self._known(driver)]
+        super().__init__(join, driver, batch, numbers, [*map(pa.array, words)], self.moments.taken)
+
+    def _known(self, driver: int) -> list[Int64]:
+        """What rows carry behind their moments."""
+        return []
 
     def begin(self, fuel: int) -> None:
         """Take the next slice into memory, let its moments count, and begin to look it up."""
@@ -285,10 +300,6 @@ class WindowedArrival(Arrival):
         positions = self.positions
         return row if positions is None else int(positions[row])
 
-    def scope(self) -> Scope:
-        """Tables, and all runs."""
-        return Scope(tuple(len(disk.runs) for disk in self.join.disks))
-
     def counting(self) -> WindowFilter:
         """Those of the slice at hand."""
         join, marks = self._windowed, self.moments.marks
@@ -305,3 +316,11 @@ class WindowedArrival(Arrival):
     def to_state(self) -> dict[str, Any]:
         """The slice at hand, and what was known before it."""
         return {**super().to_state(), "newest": self.moments.newest_at(self.unfinished().start)}
+
+
+class PresentArrival(WindowedArrival):
+    """It is looked up on disk, too."""
+
+    def scope(self) -> Scope:
+        """Tables, and all runs."""
+        return Scope(tuple(len(disk.runs) for disk in self.join.disks))

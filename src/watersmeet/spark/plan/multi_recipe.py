@@ -68,11 +68,17 @@ class MultiFactory(Recipe):
 
     def build(self, memory: int, store: Store) -> Any:
         """An operator that has seen nothing."""
-        return planner.build_multiway(self.spec, memory, store, self.algorithm)
+        return planner.build_multiway(self.spec, memory, store, self.algorithm, **self._options())
 
     def restore(self, snapshot: Snapshot, memory: int, store: Store, open_run: OpenRun) -> Any:
         """An operator that goes on where the snapshot was taken."""
-        return self._kind.restore(self.spec, snapshot, memory, store)
+        return self._kind.restore(self.spec, snapshot, memory, store, **self._options(open_run))
+
+    def _options(self, open_run: OpenRun | None = None) -> dict[str, Any]:
+        """Of a join by windows, whose batches end with silence: rows settle then."""
+        if self.spec.window is None or not self.settles:
+            return {}
+        return _OF_BATCHES if open_run is None else {**_OF_BATCHES, "open_run": open_run}
 
     # --- without windows ---
 
