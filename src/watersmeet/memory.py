@@ -29,6 +29,8 @@ _UNITS = {
     "tib": 1024**4,
 }
 
+_MOST = 2**62
+"""More bytes than any machine has."""
 _RECORDS = ("catalogue of", "history of")
 """What reservations are called that tell what was spilled, and what has met."""
 
@@ -48,10 +50,10 @@ def parse_memory(text: str | int, what: str = "memory") -> int:
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise SpecError(f"{what} {text!r} is not understood; write a number and a unit, such as '64 MiB' or '2GB'")
-        size = int(float(match[1]) * unit)
+        size = int(min(float(match[1]) * unit, _MOST))
     if size <= 0:
         raise SpecError(f"{what} must be more than nothing, not {text!r}")
-    return size
+    return min(size, _MOST)
 
 
 def format_bytes(size: float) -> str:

@@ -85,8 +85,12 @@ class TestWhoIsAnswered:
         assert ask(page, "/events", Sec_Fetch_Site="cross-site")[0] == 403
         assert ask(page, "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link in a mail or a terminal
 
-    def test_only_what_there_is(self, page: wm.Page) -> None:
-        assert ask(page, "/../../etc/passwd")[0] == 404 and ask(page, "/", method="POST")[0] == 405
+    @pytest.mark.parametrize(
+        "path",
+        ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/page.js", "//etc/passwd", "/..%5cx", "/%00"],
+    )
+    def test_only_what_there_is(self, page: wm.Page, path: str) -> None:
+        assert ask(page, path)[0] == 404 and ask(page, "/", method="POST")[0] == 405
 
     def test_a_scraper_may_send_the_token_as_a_bearer(self, page: wm.Page) -> None:
         assert ask(page, "/metrics", token=None, Authorization=f"Bearer {page.token}")[0] == 200

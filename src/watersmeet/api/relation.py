@@ -20,6 +20,7 @@ from watersmeet.sources import as_source, source
 from watersmeet.sources.base import Source
 from watersmeet.spill.file_store import FileStore, spill_error
 from watersmeet.spill.pins import FilePins
+from watersmeet.spill.private import make_private
 
 
 class Relation(StoredRelation):
@@ -86,7 +87,7 @@ class Relation(StoredRelation):
             schema = with_surrogate(rows.schema(), surrogate)
             design = Design(schema, names, partition, theta, unique or surrogate is not None, surrogate=surrogate)
             try:
-                place.mkdir(parents=True, exist_ok=True)
+                make_private(place)
             except OSError as error:
                 raise spill_error(error, f"make the directory {place}") from error
             relation = cls(place, durable=durable)

@@ -23,7 +23,7 @@ from watersmeet.drivers.progress import Progress
 from watersmeet.drivers.spool import Spool
 from watersmeet.memory import format_bytes, parse_memory
 from watersmeet.sources import Source, as_source
-from watersmeet.sources.base import BaseSource
+from watersmeet.sources.base import BaseSource, expanded
 
 if TYPE_CHECKING:
     from watersmeet.live.page import Page
@@ -190,7 +190,7 @@ def two_names(names: tuple[str, str] | None, data: Sequence[object], otherwise: 
 
 def usual_name(data: object, otherwise: str) -> str:
     """What an input is called that was given no name: a file by its path."""
-    return str(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else otherwise
+    return str(expanded(data, otherwise)) if isinstance(data, str | os.PathLike) else otherwise
 
 
 def with_queues(least: int) -> int:

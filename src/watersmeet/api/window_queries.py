@@ -131,7 +131,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[WindowQuery]:
         found = json.loads(Path(path).read_text())
     except OSError as error:
         raise SpecError(f"the queries in {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"the queries in {path} are no JSON: {error}") from None
     taken = ("name", "window", "left", "right")
     for each in found if isinstance(found, list) else [found]:

@@ -21,6 +21,15 @@ def allowed(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
+def harmless(text: str) -> str:
+    r"""Text of somebody's data, without what would move the cursor, change colours or turn the direction around.
+
+    >>> harmless("a\x1b[2Jb")
+    'a\ufffd[2Jb'
+    """
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
 def red(text: str, stream: TextIO) -> str:
     """Text that warns.
 

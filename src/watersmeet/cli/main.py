@@ -541,7 +541,7 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    print(colour.red("watersmeet:", sys.stderr), " ".join(text.split()), file=sys.stderr, flush=True)
+    print(colour.red("watersmeet:", sys.stderr), colour.harmless(" ".join(text.split())), file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:

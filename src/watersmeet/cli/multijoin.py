@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def _counts(texts: Sequence[str]) -> dict[str, float]:
     counts: dict[str, float] = {}
     for text in texts:
         name, _, count = text.rpartition(":")
-        if not name or not count.replace("_", "").isdigit():
+        if not name or not re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,18}){0,9}", count):
             raise SpecError(f"--rows {text!r} is not understood; write NAME:COUNT, such as orders:1000000")
         counts[name] = float(count)
     return counts
@@ -139,7 +140,7 @@ def _window(text: str) -> object:
     from watersmeet.core.windows import rows
 
     number, _, word = text.strip().partition(" ")
-    if word.strip() in ("row", "rows") and number.isdigit():
+    if word.strip() in ("row", "rows") and re.fullmatch("[0-9]{1,18}", number):
         return rows(int(number))
     return text
 

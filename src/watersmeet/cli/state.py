@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from watersmeet.cli.colour import harmless
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -58,7 +60,7 @@ def _show(args: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((100, 24)).columns
     console = Console(file=sys.stdout, width=width, highlight=False)
     for name, value in _summary(found):
-        console.print(Text.assemble((f"{name:<12}", "dim"), value))
+        console.print(Text.assemble((f"{harmless(name):<12}", "dim"), harmless(value)))
     if found["by group"]:
         console.print(_table(found["by group"]))
         hidden = len(found["by group"]) - _MOST_GROUPS

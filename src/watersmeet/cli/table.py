@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from watersmeet.cli.colour import harmless
+
 _SHOWN_ROWS = 20
 
 
@@ -35,17 +37,29 @@ def print_table(schema: pa.Schema, head: list[pa.RecordBatch], rows: int) -> Non
     table = Table(show_lines=False)
     for field in list(schema)[:fit]:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        table.add_column(Text(field.name), justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
-    shown = [[_cell(value) for value in column.to_pylist()] for column in columns.columns[:fit]]
+        table.add_column(
+            Text(harmless(field.name)), justify="right" if number else "left", no_wrap=True, overflow="ellipsis"
+        )
+    shown = [[_cell(value) for value in _values(column)] for column in columns.columns[:fit]]
     for row in zip(*shown, strict=True):
         table.add_row(*row)
     if len(schema):
         console.print(table)
     if fit < len(schema):
-        console.print(Text("more columns: " + ", ".join(schema.names[fit:])))
+        console.print(Text(harmless("more columns: " + ", ".join(schema.names[fit:]))))
     more = f", the first {columns.num_rows} shown" if rows > columns.num_rows else ""
     console.print(f"{rows:,} {'row' if rows == 1 else 'rows'}{more}")
 
 
+def _values(column: pa.ChunkedArray) -> list[object]:
+    """A column's values; text of a Parquet file need not be UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [
+            None if each is None else each.decode(errors="replace") for each in column.cast(pa.binary()).to_pylist()
+        ]
+
+
 def _cell(value: object) -> Text:
-    return Text("null", style="dim") if value is None else Text(" ".join(str(value).split()))
+    return Text("null", style="dim") if value is None else Text(harmless(" ".join(str(value).split())))

@@ -43,6 +43,8 @@ _DAY = 86_400 * 10**9
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 """Microseconds."""
 _WORD = 1 << 63
+_MOST_DIGITS = 100
+"""Of a width in words."""
 _WITHOUT_LIMIT = 1 << 1100
 """Wider than the difference of any two exact numbers."""
 _EXACTLY = Context(prec=2000, rounding=ROUND_FLOOR)
@@ -148,9 +150,14 @@ def parse_width(text: str) -> Width:
     if match is None or (match[2] and unit is None):
         raise SpecError(f"width {text!r} is not understood; write a number such as 0.05, or a time such as '90 s'")
     number = Decimal(match[1])
-    if unit is None:
+    if unit is None and len(match[1]) <= _MOST_DIGITS:
         return int(number) if number == number.to_integral_value() else number
-    return timedelta(microseconds=int(number * unit))
+    try:
+        if unit is not None:
+            return timedelta(microseconds=int(number * unit))
+    except (ArithmeticError, ValueError):
+        pass
+    raise SpecError(f"width {text[:_MOST_DIGITS]!r} is longer than can be told; write a smaller one")
 
 
 def nanoseconds(width: timedelta) -> int:

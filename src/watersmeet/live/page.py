@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import weakref
@@ -130,7 +131,7 @@ def parse_address(address: int | str | None) -> tuple[str, int]:
     if address is None or address == "":
         return LOOPBACK, 0
     host, colon, port = str(address).rpartition(":")
-    if not port.isdigit() or int(port) > 65535 or isinstance(address, bool) or (colon and not host):
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or isinstance(address, bool) or (colon and not host):
         raise SpecError(f"the page's address {address!r} is not understood; give a port, or HOST:PORT")
     return host.strip("[]") or LOOPBACK, int(port)
 

@@ -12,7 +12,6 @@ until it moves on, and what no reader needs is removed by a later change.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ from watersmeet.records.places import PlaceCodec
 from watersmeet.records.types import from_stored, stored_type
 from watersmeet.relation.partitions import PartitionMap
 from watersmeet.spill.pins import Pin, Pins
-from watersmeet.spill.segment import Segment, SegmentWriter
+from watersmeet.spill.segment import Segment, SegmentWriter, schema_of, text_of
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe
 
@@ -112,7 +111,7 @@ class Design:
         """For JSON."""
         return {
             "format": FORMAT,
-            "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
+            "schema": text_of(self.schema),
             "on": list(self.on),
             "partition": self.partition,
             "theta": self.theta,
@@ -127,7 +126,7 @@ class Design:
         if meta.get("format") != FORMAT:
             raise RelationError(f"the relation has format {meta.get('format')}, and this version reads {FORMAT}")
         return cls(
-            pa.ipc.read_schema(pa.py_buffer(base64.b64decode(meta["schema"]))),
+            schema_of(meta["schema"]),
             tuple(meta["on"]),
             meta["partition"],
             meta["theta"],
@@ -235,20 +234,39 @@ class Version:
     def read(cls, store: Store, number: int) -> Version:
         """A version that was published."""
         segment = Segment.open(store, version_name(number))
-        meta = segment.meta
-        arrays = {name: np.array(segment.array(name)) for name in segment.arrays}
+        try:
+            found = cls._of(number, segment)
+        except (AttributeError, LookupError, TypeError, ValueError, pa.ArrowException) as error:
+            raise SegmentError(
+                f"{version_name(number)!r} is no version of a relation ({type(error).__name__}: {error}); put back a "
+                f"sound copy, or build the relation again"
+            ) from error
         segment.close()
-        return cls(
+        return found
+
+    @classmethod
+    def _of(cls, number: int, segment: Segment) -> Version:
+        meta = segment.meta
+        arrays = {name: np.array(segment.array(name), np.int64) for name in segment.arrays}
+        if (np.diff(arrays["first_words"][1:].astype(object)) < 0).any():
+            raise ValueError("its partitions are not in order")
+        version = cls(
             number,
             Design.from_meta(meta),
             PartitionMap(arrays.pop("first_words"), arrays.pop("first_hashes")),
             **arrays,
-            cut_in=meta["cut_in"],
-            next_id=meta["next_id"],
-            next_surrogate=meta["next_surrogate"],
-            left_out=meta["left_out"],
-            retired=tuple((number, last) for number, last in meta["retired"]),
+            cut_in=int(meta["cut_in"]),
+            next_id=int(meta["next_id"]),
+            next_surrogate=int(meta["next_surrogate"]),
+            left_out=int(meta["left_out"]),
+            retired=tuple((int(number), int(last)) for number, last in meta["retired"]),
         )
+        bounds, segments = version.bounds, {len(getattr(version, each)) for each in ("ids", "rows", "nbytes", "widest")}
+        if segments != {int(bounds[-1])} or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise ValueError("its partitions are not those of its segments")
+        if len({len(bounds) - 1, len(version.map), len(version.changed)}) > 1 or (version.ids < 0).any():
+            raise ValueError("it tells of different numbers of partitions")
+        return version
 
 
 def published(store: Store) -> list[int]:

@@ -223,16 +223,12 @@ class SortedRun(AddressedRows):
         self.name = name
         self._store = store
         self._buffer: pa.Buffer = store.open(name)
-        self._directory_at, directory, told = self._described()
-        self.rows: int = told["rows"]
-        self.block_rows: int = told["block_rows"]
-        self._nullable: list[bool] = told["nulls"]
-        self._shift = self.block_rows.bit_length() - 1
-        blocks = -(-self.rows // self.block_rows)
-        self._starts = directory[: blocks + 1]
-        self._checksums = directory[blocks + 1 : 2 * blocks + 1]
-        self._stretches, firsts = np.split(directory[2 * blocks + 1 :], 2)
-        self._firsts = firsts.view(np.uint64)
+        self._directory_at, directory, text = self._described()
+        try:
+            self._understand(directory, text)
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise self._damaged(f"its directory makes no sense ({type(error).__name__}: {error})") from error
+        blocks = len(self._checksums)
         self._unchecked = np.ones(blocks, np.uint8)
         self._unchecked_hashes = np.ones(len(self._stretches), np.bool_)
         self._trusted = False
@@ -248,7 +244,32 @@ class SortedRun(AddressedRows):
         self._sources = np.array([[self._starts.ctypes.data, base, self._shift, 0, marks]], np.int64)
         store.release(self._buffer, 0, self.nbytes)  # of many runs, what was read to open them would be much
 
-    def _described(self) -> tuple[int, Int64, Mapping[str, Any]]:
+    def _understand(self, directory: Int64, text: bytes) -> None:
+        """Where rows lie, as the run's own directory tells; nothing is believed that leads out of the run."""
+        told: Mapping[str, Any] = json.loads(text)
+        self.rows: int = told["rows"]
+        self.block_rows: int = told["block_rows"]
+        self._nullable: list[bool] = told["nulls"]
+        room = (self._directory_at - len(_HEADER)) // 8
+        if not 0 <= self.rows <= room or not 0 < self.block_rows <= _MOST_BLOCK_ROWS:
+            raise ValueError(f"{self.rows} rows in blocks of {self.block_rows} are not what fits")
+        known = all(isinstance(each, bool) for each in self._nullable) and len(self._nullable) >= len(self.types)
+        if self.block_rows.bit_count() != 1 or not known:
+            raise ValueError("blocks have a power of two rows, and it is known which columns have NULLs")
+        self._shift = self.block_rows.bit_length() - 1
+        blocks, stretches = -(-self.rows // self.block_rows), -(-self.rows // _STRETCH)
+        if len(directory) != 2 * (blocks + stretches) + 1:
+            raise ValueError(f"{len(directory)} numbers do not tell of {blocks} blocks")
+        self._starts = directory[: blocks + 1]
+        self._checksums = directory[blocks + 1 : 2 * blocks + 1]
+        self._stretches, firsts = np.split(directory[2 * blocks + 1 :], 2)
+        self._firsts = firsts.view(np.uint64)
+        first, last = len(_HEADER) + 8 * self.rows, int(self._starts[-1])
+        least = 8 * kernels.WORDS * len(self.types)
+        if last != self._directory_at or self._starts[0] < min(first, last) or (np.diff(self._starts) < least).any():
+            raise ValueError("blocks do not lie one behind the other")
+
+    def _described(self) -> tuple[int, Int64, bytes]:
         buffer, size = self._buffer, self._buffer.size
         if size < len(_HEADER) + _TRAILER.size:
             raise self._damaged(f"it is torn: {size} bytes are too few to be a whole run")
@@ -261,7 +282,7 @@ class SortedRun(AddressedRows):
             raise self._damaged("its directory was altered after it was written")
         self._store.count_read(size - start)
         directory = np.frombuffer(buffer, np.int64, (description - start) // 8, start)
-        return start, directory, json.loads(buffer.slice(description, end - description).to_pybytes())
+        return start, directory, buffer.slice(description, end - description).to_pybytes()
 
     def _damaged(self, how: str) -> SegmentError:
         return SegmentError(f"spill segment {self.name!r} cannot be used: {how}; {_REMEDY}")

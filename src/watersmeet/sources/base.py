@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
@@ -17,6 +19,8 @@ BATCH_BYTES = 1 << 20
 FEW = 64
 """So many batches, of so many rows at most, are taken to be as small as the one before that was measured."""
 UNNAMED = "the source"
+_SHOWN = 200
+"""Characters of a path that an error shows."""
 PASS_A_SCHEMA = "pass a schema with wm.source(..., schema=...)"
 
 _Item = TypeVar("_Item")
@@ -204,6 +208,18 @@ def sliceable_bytes(batch: pa.RecordBatch) -> int:
     """Bytes that fewer rows would make fewer: a dictionary is as large for one row as for all."""
     shared = sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
     return int(batch.nbytes - shared)
+
+
+def expanded(path: str | os.PathLike[str], name: str) -> Path:
+    """A path with the user's home in the place of `~`; `SourceError` if no file can have such a name."""
+    try:
+        found = Path(path).expanduser()
+        found.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        shown = os.fspath(path)[:_SHOWN]
+        called = repr(shown) if name in (UNNAMED, os.fspath(path)) else f"{name}: {shown!r}"
+        raise SourceError(f"{called} is no path of a file: {first_line(error)}") from None
+    return found
 
 
 def first_line(error: BaseException) -> str:

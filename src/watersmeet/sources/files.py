@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
-from watersmeet.sources.base import BATCH_ROWS, UNNAMED, BaseSource, first_line
+from watersmeet.sources.base import BATCH_ROWS, UNNAMED, BaseSource, expanded, first_line
 from watersmeet.sources.conform import Mismatch, castable, positions
 from watersmeet.sources.formats import Opened, explain, format_of
 
@@ -32,7 +32,7 @@ class FileSource(BaseSource):
         schema: pa.Schema | None = None,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        text = str(Path(path).expanduser())
+        text = str(expanded(path, name))
         super().__init__(text if name == UNNAMED else name, schema, batch_rows)
         self.path = text
         self._files = self._matches(text)

@@ -105,7 +105,13 @@ def open_ndjson(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened
             schema = first.schema
     strict = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     opened = pyarrow.json.open_json(path, how, strict, memory_pool=pa.system_memory_pool())
-    return Opened(opened.schema, opened, opened.close)
+    return Opened(opened.schema, map(_validated, opened), opened.close)
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch whose text is UTF-8: the reader of JSON takes any bytes for it."""
+    batch.validate(full=True)
+    return batch
 
 
 def open_ipc(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened:

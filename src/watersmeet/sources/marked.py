@@ -18,7 +18,7 @@ import pyarrow.json
 
 from watersmeet.core.errors import ProtocolError, SourceError
 from watersmeet.core.promises import ANY, Among, Promises, Punctuation, Range
-from watersmeet.sources.base import BATCH_ROWS, PASS_A_SCHEMA, UNNAMED, BaseSource
+from watersmeet.sources.base import BATCH_ROWS, PASS_A_SCHEMA, UNNAMED, BaseSource, expanded
 from watersmeet.sources.conform import from_values
 from watersmeet.sources.tables import as_table
 
@@ -26,6 +26,8 @@ Item: TypeAlias = "pa.RecordBatch | Punctuation"
 
 TEXT_BLOCK = 1 << 18
 """Bytes of text parsed at a time."""
+LONGEST_ROW = 16 << 20
+"""Bytes of a row at most: a file of a few bytes may unfold to one that no memory holds."""
 MARKER = "punct:"
 """What the name of a punctuation begins with, in XML and in NDJSON."""
 
@@ -172,17 +174,18 @@ class MarkedNdjson(MarkedSource):
         if text.strip():
             how = pyarrow.json.ParseOptions(explicit_schema=self.schema(), unexpected_field_behavior="error")
             options = pyarrow.json.ReadOptions(use_threads=False, block_size=max(1, len(text)))
-            yield from pyarrow.json.read_json(pa.py_buffer(text), options, how).to_batches()
+            table = pyarrow.json.read_json(pa.py_buffer(text), options, how)
+            table.validate(full=True)  # or what is no UTF-8 would pass for text
+            yield from table.to_batches()
 
     def _punctuation(self, line: bytes) -> Punctuation:
         try:
             marker = json.loads(line)
             ((_, pattern),) = marker.items()
             return Punctuation({name: self._typed(name, value) for name, value in pattern.items()})
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise SourceError(
-                f"{self.name}: {line.decode(errors='replace').strip()!r} is no punctuation: {error}"
-            ) from None
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError, ArithmeticError) as error:
+            told = line[:_SHOWN].decode(errors="replace").strip()
+            raise SourceError(f"{self.name}: {told!r} is no punctuation: {error}") from None
 
     def _typed(self, name: str, value: Any) -> object:
         if value == "*":
@@ -206,6 +209,8 @@ class MarkedNdjson(MarkedSource):
         return pc.cast(pa.array([value]), schema.field(name).type)[0].as_py()
 
 
+_SHOWN = 200
+"""Bytes of a line that an error shows."""
 _MARKED_LINE = re.compile(rb'^[ \t]*\{[ \t]*"punct:', re.MULTILINE)
 
 
@@ -225,6 +230,8 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
             rest = block[end:]
         else:
             rest += block
+        if len(rest) > LONGEST_ROW:
+            raise SourceError(f"a line is longer than {LONGEST_ROW >> 20} MiB, which no row is")
     if rest:
         yield rest
 
@@ -334,6 +341,8 @@ class _XmlReader:
         self._path: list[str] = []
         self._record: dict[str, str] = {}
         self._text: list[str] = []
+        self._since = 0
+        """Bytes that were read since the last row or punctuation."""
         parser = self._parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -345,10 +354,16 @@ class _XmlReader:
         parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
 
     def feed(self, block: bytes, last: bool) -> None:
+        self._since += len(block)
+        known = len(self._found)
         try:
             self._parser.Parse(block, last)
-        except expat.ExpatError as error:
+        except (expat.ExpatError, LookupError, ValueError) as error:  # encodings that nobody knows are the latter
             raise SourceError(f"this is no XML: {error}") from None
+        if len(self._found) > known:
+            self._since = 0
+        elif self._since > LONGEST_ROW:
+            raise SourceError(f"a row is longer than {LONGEST_ROW >> 20} MiB, which is not read")
 
     def take(self) -> list[tuple[bool, dict[str, str]]]:
         found, self._found = self._found, []
@@ -401,7 +416,7 @@ def is_marked(data: object, punctuated: bool) -> bool:
 def marked_source(data: object, name: str, schema: pa.Schema | None, batch_rows: int) -> MarkedSource:
     """A source of data with punctuations among its rows."""
     if isinstance(data, str | os.PathLike):
-        path = Path(data).expanduser()
+        path = expanded(data, name)
         if _suffix(path) in _XML:
             return MarkedXml(path, name, schema, batch_rows)
         if _suffix(path) in _NDJSON:

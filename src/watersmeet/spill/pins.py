@@ -23,6 +23,7 @@ from typing import Protocol
 
 from watersmeet.core.errors import RelationError
 from watersmeet.spill.file_store import spill_error
+from watersmeet.spill.private import NO_LINK
 
 try:
     import fcntl
@@ -127,7 +128,8 @@ class FilePins:
     def hold(self, version: int, owner: str) -> None:
         """Keep a version for an owner until it lets go, whether or not any process lives meanwhile."""
         try:
-            (self._directory / f".hold-{version}-{owner}").touch()
+            name = self._directory / f".hold-{version}-{owner}"
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | NO_LINK | getattr(os, "O_CLOEXEC", 0), 0o600))
         except PermissionError:
             pass  # as with a pin
         except OSError as error:
@@ -152,7 +154,7 @@ class FilePins:
     def _removed_as_dead(self, name: str) -> bool:
         path = self._directory / name
         try:
-            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            descriptor = os.open(path, os.O_RDWR | NO_LINK | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:
             return True
         except OSError:
@@ -174,7 +176,7 @@ class FilePins:
         """Become the only writer among all processes."""
         path = self._directory / _WRITER
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK | getattr(os, "O_CLOEXEC", 0), 0o600)
         except OSError as error:
             raise spill_error(error, f"lock {self._directory} for writing") from error
         if fcntl is not None:

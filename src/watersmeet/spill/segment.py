@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -40,7 +41,28 @@ _TRAILER = struct.Struct("<QQI8s")  # the directory's offset, length and checksu
 _POSITION = struct.Struct("<QQ")
 _ZEROS = bytes(ALIGNMENT)
 _CHECKSUM_DIGITS = len(str(2**32 - 1))
+_NONSENSE = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError, pa.ArrowException,
+)  # fmt: skip
+"""What goes wrong where a directory has a right checksum and was not written by us."""
 _REMEDY = "run the join again or restore an older snapshot, and check the disk if this comes back"
+
+
+def text_of(schema: pa.Schema) -> str:
+    """A schema for JSON."""
+    return base64.b64encode(schema.serialize()).decode("ascii")
+
+
+def schema_of(text: str) -> pa.Schema:
+    """What `text_of` has made; `ValueError` if it is something else.
+
+    >>> schema_of(text_of(pa.schema({"id": pa.int64()}))).types
+    [DataType(int64)]
+    """
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"this is no schema: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +90,10 @@ class _Directory:
 @cache
 def _dtype(description: str) -> np.dtype[Any]:
     """The type of an array; scans ask for the same ones again and again."""
-    return np.lib.format.descr_to_dtype(ast.literal_eval(description))
+    found = np.lib.format.descr_to_dtype(ast.literal_eval(description))
+    if found.hasobject:
+        raise ValueError(f"{description} is a type of Python objects, which no segment holds")
+    return found
 
 
 class SegmentWriter:
@@ -124,7 +149,7 @@ class SegmentWriter:
     def seal(self, meta: Mapping[str, Any] | None = None) -> Segment:
         """Publish the segment, with `meta`: anything JSON can say (tuples come back as lists)."""
         directory = {
-            "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
+            "schema": text_of(self.schema),
             "pages": self._pages,
             "arrays": {
                 name: (block.offset, block.length, block.checksum, block.dtype, block.shape)
@@ -265,9 +290,12 @@ class Segment:
         offset, length, checksum, _ = self._directory.pages[page].tolist()
         block = self._block(offset, length, checksum, f"page {page}", verify=not self._verified[page])
         self._verified[page] = True
-        if self._as_streams:
-            return pa.ipc.open_stream(block).read_next_batch()
-        return pa.ipc.read_record_batch(block, self._directory.schema)
+        try:
+            if self._as_streams:
+                return pa.ipc.open_stream(block).read_next_batch()
+            return pa.ipc.read_record_batch(block, self._directory.schema)
+        except (pa.ArrowException, StopIteration, OSError) as error:
+            raise _damaged(self.name, f"page {page} holds no rows of its columns ({error})") from error
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """An array, uncopied and read-only. Every call counts as a read."""
@@ -349,13 +377,33 @@ def _read_directory(name: str, buffer: pa.Buffer) -> _Directory:
     text = buffer.slice(offset, length).to_pybytes()
     if zlib.crc32(_POSITION.pack(offset, length), zlib.crc32(text)) != checksum:
         raise _damaged(name, "its directory was altered after it was written (its checksum differs)")
-    return _parse(text, size, checksum)
+    try:
+        found = _parse(text, size, checksum)
+        _check_places(found, offset)
+    except _NONSENSE as error:
+        raise _damaged(name, f"its directory makes no sense ({type(error).__name__}: {error})") from error
+    return found
+
+
+def _check_places(directory: _Directory, end: int) -> None:
+    """Whatever a directory names lies before it, and arrays have as many values as bytes: nothing else is believed."""
+    arrays = directory.arrays
+    of_arrays = np.array([(each.offset, each.length) for each in arrays.values()], np.int64).reshape(-1, 2)
+    offsets, lengths = np.concatenate([directory.pages[:, :2], of_arrays]).T
+    room = end - offsets  # for as many bytes as there are, with their padding
+    if ((offsets < 0) | (lengths < 0) | (room < 0) | (lengths > room) | (-lengths % ALIGNMENT > room - lengths)).any():
+        raise ValueError(f"it tells of more than the {end} bytes that there are")
+    if (directory.pages[:, 3] < 0).any():
+        raise ValueError("a page has less than no rows")
+    for name, each in arrays.items():
+        if any(size < 0 for size in each.shape) or math.prod(each.shape) * _dtype(each.dtype).itemsize != each.length:
+            raise ValueError(f"array {name!r} has {each.length} bytes for {each.shape} values of {each.dtype}")
 
 
 def _parse(text: bytes, size: int, checksum: int) -> _Directory:
     directory = json.loads(text)
     return _Directory(
-        schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(directory["schema"]))),
+        schema=schema_of(directory["schema"]),
         pages=np.array(directory["pages"], dtype=np.int64).reshape(-1, 4),
         arrays={
             name: _ArrayBlock(offset, length, crc, dtype, tuple(shape))

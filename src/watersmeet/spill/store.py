@@ -146,7 +146,7 @@ class Counted:
 
 def check_name(name: str) -> None:
     """Refuse names that would not be flat files everywhere."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ProtocolError(
             f"{name!r} cannot name spilled bytes; use 200 or fewer of letters, digits and _ . = + -, a letter first"
         )

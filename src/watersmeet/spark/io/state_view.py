@@ -23,8 +23,8 @@ from watersmeet.drivers.progress import Progress
 from watersmeet.records.times import times_for_people
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import Routing
-from watersmeet.spark.state.directory import ROWS, batch_of, files_of, group_number, manifests, token_of
-from watersmeet.spark.state.files import read_json
+from watersmeet.spark.state.directory import ROWS, batch_of, check_groups, files_of, group_number, manifests, token_of
+from watersmeet.spark.state.files import read_json, understood
 from watersmeet.spark.state.lineage import Lineage, known_runs
 from watersmeet.spark.state.remote import Place, place_of
 from watersmeet.spark.state.watermarks import newest_after
@@ -57,6 +57,8 @@ class StateView:
         if not (self.path / "state.json").exists():
             raise SpecError(f"{self.path} is not the state directory of a join: there is no state.json in it")
         self.owner = read_json(self.path / "state.json")
+        with understood(self.path / "state.json"):
+            check_groups(self.owner)
         self._known: dict[tuple[str, str], GroupView] = {}
         """Manifests that were read, by group and name: they never change."""
         self._told = -1
@@ -73,7 +75,7 @@ class StateView:
         found = {}
         for name, entry in _entries(self.path / "batches").items():
             with suppress(OSError):
-                if name.isdigit():
+                if name.isdecimal():
                     found[int(name)] = _size_and_time(entry)[1]
         return dict(sorted(found.items()))
 
@@ -82,6 +84,10 @@ class StateView:
 
         The last batch counts as over when nothing has been written for a while.
         """
+        with understood(self.path):
+            return self._tell(history)
+
+    def _tell(self, history: History) -> bool:
         batches, lineage = self.batches(), self._lineage()
         if not any(number > self._told for number in batches):
             return False
@@ -105,7 +111,8 @@ class StateView:
 
     def reached(self, batch: int) -> tuple[float | None, ...] | None:
         """Of a window join, the newest time of each input up to and with a batch, for people; None if not known."""
-        return self._reached(batch, self._lineage())
+        with understood(self.path):
+            return self._reached(batch, self._lineage())
 
     @property
     def division(self) -> str:
@@ -138,6 +145,10 @@ class StateView:
 
     def extras(self) -> dict[str, Any]:
         """Groups and slots, what they have to do, what has just moved, and hot keys."""
+        with understood(self.path):
+            return self._extras()
+
+    def _extras(self) -> dict[str, Any]:
         lineage = self._lineage()
         sizes = {}
         for name in self._groups():

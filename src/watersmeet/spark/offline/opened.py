@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from watersmeet import planner
-from watersmeet.core.errors import SegmentError, SnapshotError, SpecError, SpillError
+from watersmeet.core.errors import ProtocolError, SegmentError, SnapshotError, SpecError, SpillError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.confluence import Confluence
@@ -32,11 +32,12 @@ from watersmeet.spark.state.directory import (
     SEGMENTS,
     Batch,
     GroupState,
+    check_groups,
     group_name,
     group_number,
     manifests,
 )
-from watersmeet.spark.state.files import names_in, read_json
+from watersmeet.spark.state.files import NOT_UNDERSTOOD, names_in, read_json, understood
 from watersmeet.spark.state.lineage import Lineage, known_runs
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
 from watersmeet.spark.state.store import VersionedStore
@@ -45,6 +46,7 @@ from watersmeet.spill.store import Store
 
 MEMORY = 64 << 20
 """For an operator that is opened to be looked into; it holds little, for its rows are mapped."""
+_MOST_MEMORY = 1 << 44
 _RETAIN = 100
 
 
@@ -67,6 +69,8 @@ class OpenedState:
         if not (self.path / "state.json").exists():
             raise SpecError(f"{self.path} is not the state directory of a join: there is no state.json in it")
         self.owner = read_json(self.path / "state.json")
+        with understood(self.path / "state.json"):
+            check_groups(self.owner)
         if self.owner.get("format") != FORMAT:
             raise SnapshotError(
                 f"the state in {self.path} has format {self.owner.get('format')}, and this version of Watersmeet reads "
@@ -99,7 +103,8 @@ class OpenedState:
     @cached_property
     def spec(self) -> JoinSpec:
         """What is joined."""
-        return spec_of(self.described)
+        with understood(self.path / "state.json"):
+            return spec_of(self.described)
 
     @property
     def verb(self) -> str:
@@ -114,7 +119,7 @@ class OpenedState:
     @cached_property
     def placement(self) -> Placement:
         """Which group a row belongs to."""
-        return Placement(self.spec, self.owner.get("by_id", True))
+        return Placement(self.spec, bool(self.owner.get("by_id", True)))
 
     @cached_property
     def hash_tells_key(self) -> bool:
@@ -126,11 +131,12 @@ class OpenedState:
     @cached_property
     def lineage(self) -> Lineage:
         """The runs of the query."""
-        return known_runs(self.path / "runs")
+        with understood(self.path / "runs"):
+            return known_runs(self.path / "runs")
 
     def batches(self) -> list[int]:
         """The batches that are known to have begun."""
-        return sorted(int(name) for name in names_in(self.path / "batches") if name.isdigit())
+        return sorted(int(name) for name in names_in(self.path / "batches") if name.isdecimal())
 
     def group_numbers(self) -> list[int]:
         """The groups that have a directory."""
@@ -159,7 +165,8 @@ class OpenedState:
 
     def store(self, version: Version) -> VersionedStore:
         """The segments of a version."""
-        return VersionedStore(self.group_state(version.group, version.batch + 1), version.manifest["files"])
+        with understood(self.group_path(version.group)):
+            return VersionedStore(self.group_state(version.group, version.batch + 1), version.manifest["files"])
 
     def group_state(self, number: int, batch: int) -> GroupState:
         """A group as somebody sees it who works at a batch."""
@@ -167,15 +174,20 @@ class OpenedState:
 
     def open(self, version: Version, store: VersionedStore | None = None) -> Confluence | None:
         """A group's operator; None if nothing is left of it. It has to be closed."""
-        if version.manifest["snapshot"] is None:
-            return None
-        self.refuse_others()
+        with understood(self.group_path(version.group)):
+            if version.manifest["snapshot"] is None:
+                return None
+            self.refuse_others()
         join = self.restored(self.kind, self.spec, version, store or self.store(version))
         assert isinstance(join, Confluence)
         return join
 
     def restored(self, kind: type[Any], spec: Any, version: Version, store: VersionedStore) -> Any:
         """A group's operator of some class."""
+        with understood(self.group_path(version.group)):
+            return self._restored(kind, spec, version, store)
+
+    def _restored(self, kind: type[Any], spec: Any, version: Version, store: VersionedStore) -> Any:
         snapshot = Snapshot.from_json(version.manifest["snapshot"])
         if any(join.startswith(f"{snapshot.fingerprint}-") for join in self.owner.get("earlier", ())):
             raise SnapshotError(
@@ -184,6 +196,8 @@ class OpenedState:
                 f"use 'show' and 'verify'"
             )
         memory = max(MEMORY, snapshot.state["memory"])
+        if memory > _MOST_MEMORY:
+            raise ValueError(f"it was to work in {memory} bytes of memory, which no machine has")
         try:
             return kind.restore(spec, snapshot, memory, store, **options_of(self.described))
         except SegmentError as error:
@@ -222,6 +236,11 @@ class GroupFigures:
 
 def figures(state: OpenedState) -> dict[str, Any]:
     """All there is to be told of a state."""
+    with understood(state.path):
+        return _figures(state)
+
+
+def _figures(state: OpenedState) -> dict[str, Any]:
     view = StateView(state.place)
     batches = state.batches()
     groups = [_group(state, version) for version in state.versions()]
@@ -348,7 +367,7 @@ def _small_files(state: OpenedState, directory: str) -> Iterator[Any]:
     if not (state.path / directory).exists():
         return
     for name in names_in(state.path / directory):
-        if name.isdigit() or name.startswith(("known-", "routing-", "version-")):
+        if name.isdecimal() or name.startswith(("known-", "routing-", "version-")):
             yield state.path / directory / name
 
 
@@ -357,27 +376,34 @@ def _verify_group(state: OpenedState, number: int, found: Verified) -> None:
     seen = set[str]()
     for batch, name in manifests(names_in(path), state.lineage).items():
         manifest = _check(found, partial(read_json, path / name))
-        if manifest is None:
-            continue
-        store = state.store(Version(number, batch, manifest))
-        for segment, (file, nbytes, _) in manifest["files"].items():
-            if file not in seen:
-                seen.add(file)
-                _check(found, partial(_check_content, store, segment))
-                found.nbytes += nbytes
-        for file in manifest.get(RESULTS, ()):
-            if file not in seen and file in names_in(path):  # they go when the batch is over
-                seen.add(file)
-                _check(found, partial(_check_content, store.group.store, file))
+        if manifest is not None:
+            _check(found, partial(_verify_version, state, Version(number, batch, manifest), seen, found), path / name)
+            found.files -= 1  # it was counted when it was read
 
 
-def _check(found: Verified, check: Callable[[], Any]) -> Any:
+def _verify_version(state: OpenedState, version: Version, seen: set[str], found: Verified) -> None:
+    """Check all segments that a manifest names, but those that were seen."""
+    path, store, manifest = state.group_path(version.group), state.store(version), version.manifest
+    for segment, (file, nbytes, _) in manifest["files"].items():
+        if file not in seen:
+            seen.add(file)
+            _check(found, partial(_check_content, store, segment), path / file)
+            found.nbytes += nbytes
+    for file in manifest.get(RESULTS, ()):
+        if file not in seen and file in names_in(path):  # they go when the batch is over
+            seen.add(file)
+            _check(found, partial(_check_content, store.group.store, file), path / file)
+
+
+def _check(found: Verified, check: Callable[[], Any], where: Place | None = None) -> Any:
     """What a check gives; None if it finds damage, which is noted."""
     found.files += 1
     try:
         return check()
-    except (SegmentError, SnapshotError, SpillError) as error:
+    except (SegmentError, SnapshotError, SpillError, ProtocolError) as error:
         found.damaged.append(str(error))
+    except NOT_UNDERSTOOD as error:
+        found.damaged.append(f"{where} is not what Watersmeet writes ({type(error).__name__}: {error})")
     return None
 
 

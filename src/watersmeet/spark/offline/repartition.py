@@ -44,7 +44,7 @@ from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
 from watersmeet.spark.offline.placement import Placement, keys_of_hashes, values_of_hashes
 from watersmeet.spark.plan.multi_recipe import routes
 from watersmeet.spark.state.described import many_spec_of, options_of
-from watersmeet.spark.state.directory import ROWS, Batch, GroupState, group_name, group_number
+from watersmeet.spark.state.directory import MOST_GROUPS, ROWS, Batch, GroupState, group_name, group_number
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove_directory
 from watersmeet.spark.state.publication import described
 from watersmeet.spark.state.remote import CACHE_BYTES
@@ -52,7 +52,6 @@ from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spill.store import Store
 
 _RETAIN = 1 << 40
-_MOST_GROUPS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def repartition(
 
     :param told: is given the number of old groups that are done, and of all.
     """
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= _MOST_GROUPS:
+    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= MOST_GROUPS:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     state = OpenedState(place)
     many = state.verb == "multijoin"

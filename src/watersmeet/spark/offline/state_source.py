@@ -89,6 +89,6 @@ def rows_of(options: dict[str, str]) -> StateRows:
         raise SpecError(f"the option {odd[0]!r} is not known; there are {', '.join(sorted(known))}")
     if "path" not in options:
         raise SpecError("say which state: load('the state directory')")
-    if not options.get("batch", "0").isdigit():
+    if not options.get("batch", "0").isdecimal():
         raise SpecError(f"batch={options['batch']!r} is no number of a batch")
     return StateRows(OpenedState(options["path"]), options.get("side", "left"), options.get("where"))

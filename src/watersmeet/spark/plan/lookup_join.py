@@ -31,6 +31,7 @@ from watersmeet.spark.task.context import QUERY
 from watersmeet.spark.task.figures import observed
 from watersmeet.spark.task.lookup_task import FIGURES, LookupTask
 from watersmeet.spark.task.worker import portable
+from watersmeet.spill.private import make_private
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,7 +69,7 @@ def lay_out(frame: DataFrame, on: Sequence[str], path: Path, partition: str, mem
             )
         return relation
     rows = path.with_name(f"{path.name}-rows-{uuid.uuid4().hex[:12]}")
-    rows.mkdir(parents=True)
+    make_private(rows)
     try:
         written = frame.mapInArrow(portable(_Writer(str(rows), schema), frame.sparkSession), "file string").collect()
         batches = pa.RecordBatchReader.from_batches(schema, _read(rows, [row["file"] for row in written]))

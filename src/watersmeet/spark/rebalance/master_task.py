@@ -41,6 +41,7 @@ from watersmeet.spark.state.lineage import token
 from watersmeet.spark.state.remote import Place
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task.context import current_batch, state_place
+from watersmeet.spill.private import open_new
 
 _ROUTING = "routing-"
 _LOAD = "load-"
@@ -99,7 +100,8 @@ class RoutingFiles:
                 (self._path / name).write_bytes(content)
                 return
             hidden = self._path / f".{name}.{uuid.uuid4().hex[:12]}"
-            hidden.write_bytes(content)
+            with open_new(hidden) as file:
+                file.write(content)
             hidden.replace(self._path / name)
 
     def loads(self, since: int) -> list[SlotLoad]:

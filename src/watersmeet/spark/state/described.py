@@ -9,7 +9,6 @@ changed back.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
@@ -25,6 +24,7 @@ from watersmeet.core.multi_spec import Edge, MultiSpec
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import Band, Equal, JoinSpec, Near
 from watersmeet.core.windows import Age, Landmark, Rows, WindowJoinSpec, WindowSpec
+from watersmeet.spill.segment import schema_of, text_of
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -50,12 +50,12 @@ def described(verb: str, spec: Any, algorithm: str, options: Sequence[tuple[str,
 
 def _input(name: str, schema: pa.Schema) -> dict[str, Any]:
     columns = [[field.name, str(field.type)] for field in schema]
-    return {"name": name, "columns": columns, "schema": base64.b64encode(schema.serialize().to_pybytes()).decode()}
+    return {"name": name, "columns": columns, "schema": text_of(schema)}
 
 
 def schemas_of(found: Mapping[str, Any]) -> list[pa.Schema]:
     """The inputs of a join that was described."""
-    return [pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each["schema"]))) for each in found["inputs"]]
+    return [schema_of(each["schema"]) for each in found["inputs"]]
 
 
 def spec_of(found: Mapping[str, Any]) -> JoinSpec:

@@ -38,11 +38,14 @@ from watersmeet.spark.state.files import (
     publish,
     read_json,
     read_json_if_there,
+    refuse_link_in,
     remove,
     sync,
+    understood,
 )
 from watersmeet.spark.state.lineage import Lineage, enter, token
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, in_bucket, store_at
+from watersmeet.spill.store import check_name
 
 FORMAT = 5
 SEGMENTS = "segments"
@@ -54,6 +57,9 @@ RESULTS = "results"
 the batch gave, until it is over."""
 _MANIFEST = "manifest-"
 _NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
+MOST_GROUPS = 1 << 20
+"""Into which keys can be divided."""
+_DIVISION = re.compile(r"[0-9a-f]{0,32}")
 _SWEEP_EVERY = 8
 """Batches between two sweeps of a group: reading all its manifests costs more than the room they take."""
 _KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
@@ -112,6 +118,8 @@ class StateDirectory:
             # not the last any more are void, whatever it still writes.
             self._lineage, self._division, self._divided_after, self._earlier = known[1:]
             return
+        for name in ("batches", "runs"):
+            refuse_link_in(path, name)
         self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
@@ -157,6 +165,9 @@ class StateDirectory:
                 f"the state in {self.path} has format {found.get('format')}, and this version of Watersmeet reads "
                 f"{FORMAT}; go on with the version that wrote it, or start again with a new directory and checkpoint"
             )
+        with understood(target):
+            check_groups(found)
+            _ = found["query"], found["join"]
         if found["query"] != owner.query:
             raise SnapshotError(
                 f"the state in {self.path} belongs to query {found['query']}, not to this one ({owner.query}); choose "
@@ -202,7 +213,7 @@ class StateDirectory:
         """Take note that the batch has begun, once the one before is found to have been here."""
         number, run = self.batch.number, self.batch.run
         names = names_in(self._batches)
-        seen = sorted(int(name) for name in names if name.isdigit())
+        seen = sorted(int(name) for name in names if name.isdecimal())
         if number > 0 and number - 1 not in seen:
             there = f"goes up to batch {seen[-1]}" if seen else "knows of no batch"
             raise SnapshotError(
@@ -236,7 +247,7 @@ class StateDirectory:
         publish(self._mark(number), f"{run} {self._division}".strip().encode())
         for name in names:
             begun = name.removeprefix(".").partition(".")[0]  # hidden: left by a task that was killed
-            if begun.isdigit() and int(begun) < number - self._retain:
+            if begun.isdecimal() and int(begun) < number - self._retain:
                 remove(self._batches / name)
 
     def _forget_from(self, number: int, tokens: set[str], replayed: bool = False) -> None:
@@ -248,6 +259,7 @@ class StateDirectory:
         for group in groups:
             if group_number(group.name, self._division) is None:
                 continue
+            refuse_link_in(self.path, group.name)
             names = names_in(group)
             stays = replayed and any(
                 batch_of(name) == number and name.startswith(_MANIFEST) and _carries_results(group / name)
@@ -435,7 +447,18 @@ def _carries_results(manifest: Place) -> bool:
 
 def files_of(manifest: dict[str, Any]) -> frozenset[str]:
     """What a version needs."""
-    return frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
+    found = frozenset([*manifest[SEGMENTS], *manifest.get(RESULTS, ())])
+    for name in found:
+        check_name(name)  # none that leads out of the group's directory
+    return found
+
+
+def check_groups(owner: Mapping[str, Any]) -> None:
+    """An error if what `state.json` says of groups cannot be."""
+    groups, division = owner["groups"], owner.get("division", "")
+    if not isinstance(groups, int) or not 0 < groups <= MOST_GROUPS or not isinstance(division, str):
+        raise SnapshotError(f"state.json tells of {groups!r:.40} groups; put back a sound copy of it")
+    group_name(0, division)
 
 
 def manifests(names: Iterable[str], lineage: Lineage) -> dict[int, str]:
@@ -450,6 +473,8 @@ def group_name(number: int, division: str = "") -> str:
     >>> group_name(3), group_name(3, "5f0c77a1")
     ('group-0003', 'group-5f0c77a1-0003')
     """
+    if not _DIVISION.fullmatch(division):
+        raise SnapshotError(f"{division!r} is no division of keys into groups; put back a sound copy of state.json")
     return f"group-{division}-{number:04d}" if division else f"group-{number:04d}"
 
 
@@ -460,7 +485,7 @@ def group_number(name: str, division: str = "") -> int | None:
     (3, None, 3)
     """
     found = name.removeprefix(group_name(0, division)[:-4])
-    return int(found) if found != name and found.isdigit() else None
+    return int(found) if found != name and re.fullmatch("[0-9]{4,9}", found) else None
 
 
 def manifest_name(batch: int, run: str) -> str:

@@ -7,17 +7,24 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from watersmeet.core.errors import SnapshotError, SpillError
+import pyarrow as pa
+
+from watersmeet.core.errors import SnapshotError, SpillError, WatersmeetError
 from watersmeet.spark.state.remote import Place, RemotePath
 from watersmeet.spill.file_store import spill_error
+from watersmeet.spill.private import make_private, open_new, refuse_link
 
 _MOST_AT_ONCE = 8
+NOT_UNDERSTOOD = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException,
+)  # fmt: skip
+"""What goes wrong where content has a right checksum and makes no sense."""
 
 
 def publish(target: Place, content: bytes, *, first_wins: bool = False) -> bool:
@@ -34,7 +41,7 @@ def publish(target: Place, content: bytes, *, first_wins: bool = False) -> bool:
     hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
     try:
         try:
-            with hidden.open("xb") as file:
+            with open_new(hidden) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -88,15 +95,34 @@ def read_json(path: Place) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(text)
         if json.loads(rest)["checksum"] != zlib.crc32(text.encode()):
             raise ValueError("its checksum differs")
+        if not isinstance(found, dict):
+            raise ValueError("it does not say what by which name")
     except SpillError:
         raise  # it could not be asked for, which says nothing of the file
     except FileNotFoundError as error:
         raise SnapshotError(f"{path} is missing; put it back, or start again with a new state directory") from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, *NOT_UNDERSTOOD) as error:
         raise SnapshotError(
             f"{path} is damaged ({error}); put back a sound copy, or start again with a new state directory"
         ) from error
     return found
+
+
+@contextmanager
+def understood(place: Place) -> Iterator[None]:
+    """Within, content that has a right checksum and makes no sense is an error that names where it lies.
+
+    A checksum tells what was altered by accident. Whoever alters it on purpose makes a new one.
+    """
+    try:
+        yield
+    except WatersmeetError:
+        raise
+    except NOT_UNDERSTOOD as error:
+        raise SnapshotError(
+            f"what lies in {place} is not what Watersmeet writes there ({type(error).__name__}: {error}); put back a "
+            f"sound copy, or start again with a new state directory"
+        ) from error
 
 
 def read_json_if_there(path: Place) -> dict[str, Any] | None:
@@ -126,16 +152,24 @@ def names_in(directory: Place) -> list[str]:
 
 
 def make_directory(path: Place) -> None:
-    """Make a directory, with those above it, unless it is there."""
+    """Make a directory of a state, with those above it, unless it is there: this user's alone, and no link."""
     try:
         if isinstance(path, RemotePath):
             if not path.is_dir():
                 path.mkdir()
-        elif not path.is_dir():
-            path.mkdir(parents=True, exist_ok=True)
+            return
+        refuse_link(path)
+        if not path.is_dir():
+            make_private(path)
             sync([path.parent])
     except OSError as error:
         raise spill_error(error, f"make the state directory {path}") from error
+
+
+def refuse_link_in(directory: Place, name: str) -> None:
+    """An error if a directory of a state is a link; the state itself may lie behind one."""
+    if isinstance(directory, Path):
+        refuse_link(directory / name)
 
 
 def remove_directory(path: Place) -> None:

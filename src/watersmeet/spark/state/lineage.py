@@ -88,7 +88,7 @@ def known_runs(directory: Place) -> Lineage:
 
 
 def _read(directory: Place) -> Iterator[tuple[str, int]]:
-    for place, name in enumerate(sorted(name for name in names_in(directory) if name.isdigit())):
+    for place, name in enumerate(sorted(name for name in names_in(directory) if name.isdecimal())):
         if int(name) != place:
             raise SnapshotError(
                 f"{directory / f'{place:06d}'} is missing; put it back, or start again with a new state"
@@ -104,7 +104,10 @@ def _entry(path: Place) -> tuple[str, int]:
     known = _ENTRIES.get(str(path)) if in_bucket(path) else None
     if known is None:
         found = read_json(path)
-        known = found["run"], found["first"]
+        run, first = found.get("run"), found.get("first")
+        if not isinstance(run, str) or not isinstance(first, int):
+            raise SnapshotError(f"{path} tells of no run of the query; put back a sound copy of it")
+        known = run, first
         if in_bucket(path):
             _ENTRIES[str(path)] = known
     return known

@@ -30,6 +30,7 @@ from pyarrow import fs
 from watersmeet.core.errors import SpecError, SpillError
 from watersmeet.spark.state.s3 import Bucket
 from watersmeet.spill.file_store import FileStore, spill_error
+from watersmeet.spill.private import make_private, open_new, refuse_strangers
 from watersmeet.spill.store import StoreWriter, check_name, missing
 
 _FETCHED_FILE = re.compile(r"^fetch\+file:(//)?(?=/)")
@@ -239,7 +240,8 @@ class Cache:
         """Where the segments of a remote directory are kept."""
         path = self.root / hashlib.sha256(place.address.encode()).hexdigest()[:24]
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(path)
+            refuse_strangers(self.root)  # its name can be guessed
         except OSError as error:
             raise spill_error(error, f"make the directory {path} for fetched state") from error
         return path
@@ -324,7 +326,7 @@ class RemoteStore(FileStore):
         hidden = self.path / f".{name}.{uuid.uuid4().hex[:12]}"
         source = self._place / name
         try:
-            with _told(f"fetch {source}"), hidden.open("xb") as file:
+            with _told(f"fetch {source}"), open_new(hidden) as file:
                 if source.bucket is not None:
                     source.bucket.fetch(source.key, file)
                 else:

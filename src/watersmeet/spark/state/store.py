@@ -27,6 +27,9 @@ class StoredFile:
     nbytes: int
     checksum: int
 
+    def __post_init__(self) -> None:
+        check_name(self.file)  # none that leads out of the group's directory
+
 
 class VersionedStore:
     """The segments of one group's operator, as of one attempt at one batch."""
