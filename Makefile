@@ -4,7 +4,7 @@
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
-#   make fuzz     feed every parser with what it does not expect, for ten minutes
+#   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
 #   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
@@ -16,7 +16,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers versions signals fuzz bounds check setup bench reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers versions signals fuzz bits bounds check setup bench reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -61,6 +61,9 @@ signals: setup
 
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+bits: setup
+	PYTHONPATH=tests $(BIN)/python -W ignore tests/stress/bits.py $(ARGS)
 
 # In a cache of its own: Numba would take kernels from another that were compiled without checks.
 bounds: setup

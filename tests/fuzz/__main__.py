@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from hypothesis import seed as seeded
 from fuzz.guard import SECONDS, guarded
 from fuzz.targets import TARGETS, Target
 
+ENVIRONMENT = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Other allocators reserve addresses by the gigabyte, and those are what is counted."""
 AT_ONCE = 250
 """Inputs that are drawn before the next parser has its turn."""
 
@@ -74,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     while time.monotonic() < until:
         for target in targets:
             seed = draw.randrange(1 << 30)
-            line = [sys.executable, "-m", "fuzz", "--turn", target.name, "--seed", str(seed)]
+            line = [sys.executable, "-m", "fuzz", f"--turn={target.name}", "--seed", str(seed)]
             try:
-                done = subprocess.run(line, capture_output=True, text=True, timeout=AT_ONCE * SECONDS)
+                done = subprocess.run(line, capture_output=True, text=True, timeout=AT_ONCE * SECONDS, env=ENVIRONMENT)
                 code, out, error = done.returncode, done.stdout, done.stderr
             except subprocess.TimeoutExpired as late:
                 code, out, error = -1, "", f"still at it after {late.timeout} seconds"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
+
 from watersmeet.core.errors import WatersmeetError
 
 SECONDS = 20
@@ -23,6 +25,7 @@ class Hung(BaseException):
 @contextmanager
 def guarded(room: int = ROOM) -> Iterator[None]:
     """Within, our errors are fine, all others are faults; so is what takes too long, or too much memory."""
+    pa.array([1])  # what Arrow's allocator reserves for good is not this input's
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, _hung)
     resource.setrlimit(resource.RLIMIT_AS, (_addresses() + room, hard))

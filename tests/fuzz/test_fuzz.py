@@ -46,6 +46,8 @@ FOUND = {
     "--page": "²",
     "--queries": b"[" * 100_000,
     "paths": "x" * 5_000 + ".csv",
+    "lookup-join's words": [f"a={'9' * 5_000}", "towns:id=id", "a:left"],
+    "state": ("state.json", [(0, 0.140625, 0)]),
     "NDJSON": b'{"\xff": 1}',
 }
 """What has once made each of these fail."""

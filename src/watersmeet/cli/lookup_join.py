@@ -80,10 +80,12 @@ def paths_by_name(texts: Sequence[str], what: str) -> dict[str, str]:
     >>> paths_by_name(["orders=a.csv", "data/items.parquet"], "inputs")
     {'orders': 'a.csv', 'items': 'data/items.parquet'}
     """
+    from watersmeet.sources.base import expanded
+
     paths: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
-        if not equals or not name.isidentifier() or Path(text).exists():
+        if not equals or not name.isidentifier() or expanded(text, what).exists():
             name, path = Path(text).stem, text
         if name in paths:
             raise SpecError(f"two {what} are called {name!r}; give them names, such as other={path}")

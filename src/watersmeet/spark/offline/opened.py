@@ -109,12 +109,14 @@ class OpenedState:
     @property
     def verb(self) -> str:
         """What the user called."""
-        return str(self.described["verb"])
+        with understood(self.path / "state.json"):
+            return str(self.described["verb"])
 
     @property
     def algorithm(self) -> str:
         """What joins."""
-        return str(self.described["algorithm"])
+        with understood(self.path / "state.json"):
+            return str(self.described["algorithm"])
 
     @cached_property
     def placement(self) -> Placement:
@@ -209,7 +211,8 @@ class OpenedState:
         listed: Mapping[str, type[Any]] = (
             planner.ALGORITHMS if self.verb == "join" else planner.WINDOW_ALGORITHMS
         )  # fmt: skip
-        return listed[self.algorithm]
+        with understood(self.path / "state.json"):
+            return listed[self.algorithm]
 
     def refuse_others(self) -> None:
         """An error where rows are not kept in sorted runs, which are what can be read and divided."""
