@@ -32,7 +32,8 @@ from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import SIGN_CODES
-from watersmeet.spark.plan.multi_recipe import MultiFactory, routes
+from watersmeet.spark.plan.grid import grid_for
+from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state import open_runs
 from watersmeet.spark.state.directory import Batch
@@ -66,6 +67,7 @@ class Pipeline:
     run: str = "run-1"
     wakes: bool = True
     ends: bool = False
+    most_groups: int = GROUPS
     algorithm: str = "auto"
     figures: list[list[int]] = field(default_factory=list)
 
@@ -74,10 +76,15 @@ class Pipeline:
         types = [[column.type for column in spec.input(number)] for number in range(len(spec.names))]
         layout = RowLayout.of(*types, wakes=windowed)
         factory = MultiFactory.of(spec, self.algorithm)
-        self.routes = routes(spec)
+        self.grid = grid_for(spec, self.most_groups)
         # Where one value has several types, it is Spark that makes them comparable.
-        routed = {spec.input(i).field(name).type for i, name in enumerate(self.routes) if name}
-        self.groups = GROUPS if len(routed) == 1 else 1
+        types_of = [
+            {spec.input(i).field(each[0]).type for i, each in enumerate(axis.columns) if each}
+            for axis in self.grid.axes
+        ]
+        if any(len(each) > 1 for each in types_of):
+            self.grid = grid_for(spec, 1)
+        self.groups = self.grid.groups
         if windowed:
             self.task: Any = WindowTask(factory, layout, self.memory, self.groups, str(self.path), retain=4)
         else:
@@ -109,13 +116,16 @@ class Pipeline:
 
     def rows_of(self, group: int, number: int, table: pa.RecordBatch) -> pa.RecordBatch:
         """A group's rows: of an input that is not routed all, else those with a value that comes here."""
-        column = self.routes[number]
-        own = np.ones(table.num_rows, np.bool_)
-        if column is not None and self.spec.preserved != number:
-            own &= table.column(column).is_valid().to_numpy(zero_copy_only=False)
-        if column is not None and self.groups > 1:
-            places = [hash(value) % self.groups for value in canonical_rows(table.select([column]))]
-            own &= np.array(places, np.int64) == group
+        grid = self.grid
+        own, first = np.ones(table.num_rows, np.bool_), np.zeros(table.num_rows, np.int64)
+        for place in grid.known(number):
+            axis = grid.axes[place]
+            (column,) = axis.columns[number]
+            if self.spec.preserved != number:
+                own &= table.column(column).is_valid().to_numpy(zero_copy_only=False)
+            shares = [hash(value) % axis.shares for value in canonical_rows(table.select([column]))]
+            first += grid.strides[place] * np.array(shares, np.int64)
+        own &= np.isin(group - first, grid.copies(number))
         if self.spec.window is not None:
             assert self.spec.window.time is not None
             own &= table.column(self.spec.window.time[number]).is_valid().to_numpy(zero_copy_only=False)
@@ -234,7 +244,10 @@ def test_killed_repeated_and_restarted_batches_give_every_result_once(
         rng = np.random.default_rng([case.seed, 78])
         windowed, ends = case.spec.window is not None, make is make_preserving_case
         memory = case.memory * 8 // 5 + 64 if windowed else case.memory
-        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, memory, ends=ends, algorithm=algorithm)
+        groups = 3 + case.seed % 2
+        pipeline = Pipeline(
+            tmp_path / str(case.seed), case.spec, memory, ends=ends, algorithm=algorithm, most_groups=groups
+        )
         _another_worker(monkeypatch)
         found: list[pa.RecordBatch] = []
         batches = micro_batches(case, rng)
@@ -269,8 +282,9 @@ def test_killed_repeated_and_restarted_batches_give_every_result_once(
         seen["spilled"] += pipeline.total("spilled") > 0
         seen["late"] += pipeline.total("late") if windowed else 1
         seen["divided"] += pipeline.groups > 1
-        seen["copied"] += pipeline.groups > 1 and None in pipeline.routes
-    assert all(seen[each] for each in ("killed", "replayed", "spilled", "late", "divided", "copied")), seen
+        seen["copied"] += any(len(pipeline.grid.copies(number)) > 1 for number in range(len(pipeline.spec.names)))
+        seen["grid"] += len(pipeline.grid.axes) > 1
+    assert all(seen[each] for each in ("killed", "replayed", "spilled", "late", "divided", "copied", "grid")), seen
     assert seen["found"] > 100, seen
 
 
@@ -346,8 +360,8 @@ def test_a_row_that_is_late_in_all_groups_is_late_in_each(tmp_path: Path) -> Non
 
 def test_what_endless_inputs_keep_is_in_runs_and_few_of_them(tmp_path: Path) -> None:
     spec = replace(_spec(), window=None)
-    pipeline = Pipeline(tmp_path, spec, 4 << 20)
-    pipeline.groups, counts, rng = 1, [], np.random.default_rng(3)
+    pipeline = Pipeline(tmp_path, spec, 4 << 20, most_groups=1)
+    counts, rng = [], np.random.default_rng(3)
     for number in range(40):
         keys = rng.integers(0, 50, (3, 4))
         pipeline.batch(number, _tables(*[[(int(key), number) for key in own] for own in keys]), 0)
@@ -358,8 +372,7 @@ def test_what_endless_inputs_keep_is_in_runs_and_few_of_them(tmp_path: Path) -> 
 
 
 def test_an_input_without_partners_to_come_is_forgotten(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, replace(_spec(), window=None), 4 << 20, ends=True)
-    pipeline.groups = 1
+    pipeline = Pipeline(tmp_path, replace(_spec(), window=None), 4 << 20, ends=True, most_groups=1)
     pipeline.batch(0, _tables([(1, 0)], [(1, 0)], [(1, 0)]), 0)
     pipeline.batch(1, _tables([], [], []), 0, ended=(0, 1))
     # Rows of t meet those of r and s, which stay; those of t wait for nobody.

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -189,8 +190,24 @@ def test_few_tasks_share_the_rows_where_inputs_are_copied_to_all(spark: Any) -> 
     chain = ["r.b = s.id", "s.b = t.id", "t.b = u.id"]
     assert tasks(["r.id = s.id", "s.id = t.id", "t.id = u.id"]) == 2
     assert tasks(["r.id = s.id", "s.id = t.id", "t.b = u.b"]) == 2
-    assert tasks(chain) == 1
+    assert tasks(chain) == 2, "a row is kept one and a half times, on average"
     assert tasks(chain, 3) == 3
+    assert tasks(chain, 5) == 4, "two by two: fewer rows in each than if five shared one value"
+
+
+@pytest.mark.parametrize("partitions", [4, 6])
+def test_a_chain_in_a_grid_of_tasks(spark: Any, partitions: int) -> None:
+    rng = np.random.default_rng(partitions)
+    for name in "rstu":
+        rows = [(int(a), int(b), i) for i, (a, b) in enumerate(rng.integers(0, 40, (300, 2)))]
+        spark.createDataFrame([*rows, (None, 1, -1)], f"a int, b long, {name} long").createOrReplaceTempView(name)
+    frames = {name: spark.table(name) for name in "rstu"}
+    found = multijoin(frames, on=["r.b = s.a", "s.b = t.a", "t.b = u.a"], memory="4 MiB", partitions=partitions)
+    assert found.rdd.getNumPartitions() == partitions
+    columns = "r, s, t, u"
+    expected = spark.sql(f"select {columns} from r join s on r.b = s.a join t on s.b = t.a join u on t.b = u.a")
+    assert rows_in(found.selectExpr("r", "s", "t", "u").toArrow()) == rows_in(expected.toArrow())
+    assert expected.count() > 1_000
 
 
 def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.joins import division
-from watersmeet.spark.offline import repartition as repartitioning
 from watersmeet.spark.offline.opened import OpenedState, verify
 from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.plan.multi_recipe import MultiFactory, routes
+from watersmeet.spark.plan.grid import Grid, grid_for
+from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.state.described import described, many_spec_of
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
@@ -44,14 +44,17 @@ class ManyStream(Stream):
     spec: Any
 
     def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = routes(self.spec)
-        column = columns[side]
-        if column is None:
-            return rows
-        types = [self.spec.input(i).field(name).type for i, name in enumerate(columns) if name]
-        known = rows.filter(rows.column(column).is_valid())
-        placed = Placement.of_types(types, by_id=True).groups([known.column(column)], side, self.groups)
-        return known.filter(pa.array(placed == group))
+        grid = grid_for(self.spec, self.groups)
+        known = rows
+        for place in grid.known(side):
+            known = known.filter(known.column(grid.axes[place].columns[side][0]).is_valid())
+        groups = np.zeros(known.num_rows, np.int64)
+        for place in grid.known(side):
+            axis = grid.axes[place]
+            types = [self.spec.input(i).field(each[0]).type for i, each in enumerate(axis.columns) if each]
+            values = known.column(axis.columns[side][0])
+            groups += grid.strides[place] * Placement.of_types(types, by_id=True).groups([values], side, axis.shares)
+        return known.filter(pa.array(np.isin(group - groups, grid.copies(side))))
 
     def _join_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
         factory = MultiFactory.of(self.spec, "auto")
@@ -126,10 +129,10 @@ def test_joins_of_several_inputs_give_the_same_whenever_they_are_divided_anew(
 
 
 def _divided(stream: ManyStream, rng: np.random.Generator) -> int:
-    groups = int(rng.choice([1, 2, 3, 4, 5]))
+    groups = int(rng.choice([1, 2, 3, 4, 5, 6]))
     done = repartition(stream.path, groups)
-    assert (done.before, done.after) == (stream.groups, groups)
-    return groups
+    assert (done.before, done.after) == (stream.groups, grid_for(stream.spec, groups).groups)
+    return done.after
 
 
 def test_what_cannot_be_divided_is_told(tmp_path: Path) -> None:
@@ -154,30 +157,19 @@ def test_what_cannot_be_divided_is_told(tmp_path: Path) -> None:
     assert repartition(stream.path, 4).rows == 3
 
 
-class _Every(int):
-    """A group's number that is any other's."""
-
-    __hash__ = int.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("first", [_Every(0), -1], ids=["from all groups", "from none"])
-def test_copies_are_taken_from_one_group(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("groups", [3, 4], ids=["a line", "a grid"])
+@pytest.mark.parametrize("taken", [True, False], ids=["from all groups", "from none"])
+def test_copies_are_taken_from_one_group(
+    taken: bool, groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(3)
     tables = _inputs(rng, [pa.int64()] * 3)
     spec = MultiSpec.of({name: table.schema for name, table in zip("rst", tables, strict=True)}, CHAIN)
     batches = [list(each) for each in zip(*(cut(table, 2) for table in tables), strict=True)]
-    one, stream = ManyStream(tmp_path / "one", spec, 1), ManyStream(tmp_path / "state", spec, 3, memory=4 << 20)
-    real = repartitioning._ManyRepartitioning.__init__
-
-    def broken(self: Any, *given: Any) -> None:
-        real(self, *given)
-        self._first = first
-
-    monkeypatch.setattr(repartitioning._ManyRepartitioning, "__init__", broken)
+    assert grid_for(spec, groups).groups == groups
+    one, stream = ManyStream(tmp_path / "one", spec, 1), ManyStream(tmp_path / "state", spec, groups, memory=4 << 20)
     assert one.batch(0, batches[0]) == stream.batch(0, batches[0])
-    repartition(stream.path, 2)
+    monkeypatch.setattr(Grid, "is_first", lambda grid, number, group: taken or not grid.copies(number)[1:])
+    assert repartition(stream.path, 2).after == 2
     stream.groups = 2
     assert one.batch(1, batches[1]) != stream.batch(1, batches[1])

@@ -42,7 +42,7 @@ from watersmeet.runs.run_set import RunSet
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
 from watersmeet.spark.offline.placement import Placement, keys_of_hashes, values_of_hashes
-from watersmeet.spark.plan.multi_recipe import routes
+from watersmeet.spark.plan.grid import grid_for, values_of
 from watersmeet.spark.state.described import many_spec_of, options_of
 from watersmeet.spark.state.directory import MOST_GROUPS, ROWS, Batch, GroupState, group_name, group_number
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove_directory
@@ -80,6 +80,8 @@ def repartition(
     for name in names_in(state.path):
         if name.startswith("group-") and group_number(name, state.division) is None:
             remove_directory(state.path / name)  # left by an attempt that was killed
+    if many:
+        partitions = grid_for(many_spec_of(state.described), partitions).groups
     if partitions == state.groups:
         return Repartitioned(partitions, partitions, 0, 0)
     kind = _ManyRepartitioning if many else _Repartitioning
@@ -126,7 +128,7 @@ def _refuse_many(state: OpenedState, partitions: int) -> None:
             f"counts them by itself; such state cannot be divided. Start again with a new state directory and "
             f"checkpoint"
         )
-    if not any(routes(spec)) and partitions > 1:
+    if not values_of(spec) and partitions > 1:
         raise SnapshotError(f"the join in {state.path} has no equality, so any rows may meet, and all are one group")
 
 
@@ -336,19 +338,31 @@ class _Repartitioning:
 class _ManyRepartitioning(_Repartitioning):
     """The same of a join of several inputs: each set of runs, which has its rows in several orders, becomes sets.
 
-    An input that is copied to all groups is in each of the old ones as a whole, and in each of the new ones again.
+    Rows that are copied to several groups are taken from the first of the old ones, and are copied to new ones again.
     """
 
     def __init__(self, state: OpenedState, partitions: int) -> None:
-        super().__init__(state, partitions)
         self._spec = many_spec_of(state.described)
-        self._routes = routes(self._spec)
-        self._nobody = [0] * len(self._routes)
-        types = [self._spec.input(i).field(name).type for i, name in enumerate(self._routes) if name]
-        self._placement = Placement.of_types(types, state.owner.get("by_id", True))
-        self._told_ended = {batch: [False] * len(self._routes) for batch in self._batches}
-        self._widest = {batch: [0] * len(self._routes) for batch in self._batches}
-        self._first = min(state.group_numbers(), default=0)
+        self._grid = grid_for(self._spec, partitions)
+        super().__init__(state, self._grid.groups)
+        self._old_grid = grid_for(self._spec, state.groups)
+        inputs = len(self._spec.names)
+        self._nobody = [0] * inputs
+        # Where there are several values, Spark is told the group, or a number that it will hash to that group.
+        by_id = state.owner.get("by_id", True) or len(self._grid.axes) > 1
+        self._placements = [
+            Placement.of_types(
+                [
+                    self._spec.input(i).field(column).type
+                    for i, columns in enumerate(axis.columns)
+                    for column in columns
+                ],
+                by_id,
+            )
+            for axis in self._grid.axes
+        ]
+        self._told_ended = {batch: [False] * inputs for batch in self._batches}
+        self._widest = {batch: [0] * inputs for batch in self._batches}
 
     def _divide(self, number: int, groups: list[_NewGroup]) -> None:
         opened: dict[int, tuple[ManyConfluence, VersionedStore]] = {}
@@ -364,11 +378,11 @@ class _ManyRepartitioning(_Repartitioning):
                 store = self._state.store(version)
                 join = self._state.restored(ManyConfluence, self._spec, version, store)
                 opened[batch] = join, store
-                for each in range(len(self._routes)):
+                for each in range(len(self._nobody)):
                     self._told_ended[batch][each] |= join.exhausted(each)
                     self._widest[batch][each] = max(self._widest[batch][each], join.found.widest[each])
-            for each, route in enumerate(self._routes):
-                if route is not None or number == self._first:
+            for each in range(len(self._nobody)):
+                if self._old_grid.is_first(each, number):
                     self._divide_input(each, opened, groups)
         finally:
             for join, _ in opened.values():
@@ -403,33 +417,37 @@ class _ManyRepartitioning(_Repartitioning):
         def new_run(target: int, of: int) -> tuple[Store, str]:
             return groups[target].new_run(batch, of)
 
-        if self._routes[number] is not None:
-            return divided_whole(run, number, partial(self._place_row, join), new_run)
-        copies: dict[int, str] = {}
-        for target in range(self._partitions):
-            alone = partial(_all_to, target)
-            copies |= divided_whole(run, number, alone, new_run)
-        return copies
+        names: dict[int, str] = {}
+        for more in self._grid.copies(number):
+            names |= divided_whole(run, number, partial(self._place_row, join, more), new_run)
+        return names
 
-    def _place_row(self, join: ManyConfluence, number: int, run: SortedRun, numbers: Int64) -> Int32:
-        """To which group rows go, by the column that their input is sent by."""
-        column, plan, schema = self._routes[number], join.plans[number], self._spec.input(number)
-        assert column is not None
-        place = schema.get_field_index(column)
+    def _place_row(self, join: ManyConfluence, more: int, number: int, run: SortedRun, numbers: Int64) -> Int32:
+        """To which group rows go, by the values that rows are sent by; of copies, so many groups further."""
+        groups = np.full(len(numbers), more, np.int32)
+        for place in self._grid.known(number):
+            axis, placement = self._grid.axes[place], self._placements[place]
+            (column,) = axis.columns[number]
+            values = self._values(join, number, column, run, numbers)
+            groups += self._grid.strides[place] * placement.groups([values], number, axis.shares)
+        return groups
+
+    def _values(self, join: ManyConfluence, number: int, place: int, run: SortedRun, numbers: Int64) -> pa.Array:
+        """A column of some rows of a run."""
+        plan, schema = join.plans[number], self._spec.input(number)
         if place in plan.sources:
             stored = plan.sources.index(place)
-            values = plan.original(stored, run.gather_all((stored,), numbers)[0])
-        else:  # it comes out with another input's, and is told by its hash
-            attributes = self._spec.attributes[number]
-            which = next(i for i, each in enumerate(attributes) if each.column == column)
-            table, form = join.tables[number], attributes[which].form
-            if len(attributes) > 1:
-                hashes = run.gather_all((table.first_hashes + which,), numbers)[0].to_numpy()
-            else:
-                hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
-            assert isinstance(form, KeyType)
-            values = values_of_hashes(form, schema.field(place).type, hashes)
-        return self._placement.groups([values], number, self._partitions)
+            return plan.original(stored, run.gather_all((stored,), numbers)[0])
+        # It comes out with another input's, and is told by its hash.
+        attributes = self._spec.attributes[number]
+        which = next(i for i, each in enumerate(attributes) if each.column == schema.field(place).name)
+        table, form = join.tables[number], attributes[which].form
+        if len(attributes) > 1:
+            hashes = run.gather_all((table.first_hashes + which,), numbers)[0].to_numpy()
+        else:
+            hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
+        assert isinstance(form, KeyType)
+        return values_of_hashes(form, schema.field(place).type, hashes)
 
     def _new_join(self, store: VersionedStore) -> ManyConfluence:
         return ManyConfluence(self._spec, MEMORY, store)
@@ -447,7 +465,3 @@ class _ManyRepartitioning(_Repartitioning):
 
     def _told(self, join: Any, batch: int, rows: list[int]) -> dict[str, Any]:
         return {"ended": sorted(self._ended[batch]), ROWS: rows}
-
-
-def _all_to(target: int, number: int, run: SortedRun, numbers: Int64) -> Int32:
-    return np.full(len(numbers), target, np.int32)

@@ -136,38 +136,3 @@ class MultiFactory(Recipe):
     def timing(self) -> ManyTiming:
         """What tells times and late rows."""
         return ManyTiming(self.spec)
-
-
-def routes(spec: MultiSpec) -> list[str | None]:
-    """The column of each input by whose value its rows are sent to their group; None: they are copied to all groups.
-
-    Columns that conditions make equal, directly or through others, are of one class. The class that most inputs have
-    a column of decides (the first, if there are several); a whole result has one value of it, so it is found in one
-    group, whatever is copied. The preserved input is never copied: only classes count that have a column of it.
-
-    >>> import pyarrow as pa
-    >>> schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
-    >>> inputs = {name: schema for name in "rst"}
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.a = t.b"]))
-    ['a', 'a', 'b']
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"]))
-    ['a', 'a', None]
-    >>> routes(MultiSpec.of(inputs, ["r.a = s.a", "s.b = t.b"], how={"t": "left"}))
-    [None, 'b', 'b']
-    """
-    classes: list[set[tuple[int, str]]] = []
-    for edge in spec.edges:
-        if edge.width is None:
-            ends = {(edge.first, edge.first_column), (edge.second, edge.second_column)}
-            touched = [each for each in classes if each & ends]
-            classes = [each for each in classes if not each & ends]
-            classes.append(ends.union(*touched))
-    if spec.preserved is not None:
-        classes = [each for each in classes if any(number == spec.preserved for number, _ in each)]
-    order = [(edge.first, edge.first_column) for edge in spec.edges]
-    best = max(
-        sorted(classes, key=lambda each: min(order.index(end) for end in each if end in order)),
-        key=lambda each: len({number for number, _ in each}),
-        default=set[tuple[int, str]](),
-    )
-    return [min((column for i, column in best if i == number), default=None) for number in range(len(spec.names))]

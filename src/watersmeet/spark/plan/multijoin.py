@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
@@ -18,6 +17,7 @@ from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.memory import parse_memory
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.control_rows import has_signs, signs_last
+from watersmeet.spark.plan.grid import MOST_COPIES, Grid, grid_for, values_of
 from watersmeet.spark.plan.grouping import check_collation
 from watersmeet.spark.plan.inputs import (
     FUEL,
@@ -28,7 +28,7 @@ from watersmeet.spark.plan.inputs import (
     state_path,
     with_measures,
 )
-from watersmeet.spark.plan.multi_recipe import MultiFactory, routes
+from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.state.remote import CACHE_BYTES
@@ -73,9 +73,10 @@ def multijoin(
     far as its newest row in all batches before; a row that is older than that by more than `lateness` is late. Rows
     without a time meet nothing. In batch DataFrames nothing is late.
 
-    Rows are sent to tasks by the value that most inputs are joined on, such as an id that all of them have. An input
-    that is not joined on it is copied to every task, so that few tasks are made unless `partitions` says how many.
-    Where no value is shared (bands alone), all rows go to one task.
+    Rows are sent to tasks by the value that all inputs are joined on, such as an id. Where they are joined on several
+    values, tasks are a grid with an axis for each; a row is copied along the axes whose value its input has not, so
+    that few tasks are made unless `partitions` says how many. Where no value is shared (bands alone), all rows go to
+    one task.
 
     A column keeps its name in the result if no other input has one of that name; else it is called `input_column`.
     Columns of one name that must be equal come out once.
@@ -95,9 +96,9 @@ def multijoin(
     :param memory: bytes, or words such as `"512 MiB"`, that each task may hold; more rows in a batch go to disk.
     :param state: of streams: a directory that all workers reach under this path, or an address that PyArrow has a file
         system for.
-    :param partitions: how many tasks share the rows, for good; `spark.sql.shuffle.partitions` unless given. Where
-        inputs are copied, it is no more than keeps copies from being more than half of a task's rows if all inputs are
-        equally large: say more where the copied ones are small.
+    :param partitions: how many tasks share the rows at most, for good; `spark.sql.shuffle.partitions` unless given. Of
+        the grids with so many it is the one whose tasks have the fewest rows if all inputs are equally large. Where
+        rows are copied and it is not given, it is no more than keeps a row one and a half times, on average.
     :param algorithm: of streams that end, and of batch DataFrames: one of `watersmeet.multijoin`'s.
     :param fuel: with an algorithm of the literature: units of work (a row probed, inserted or emitted) that a group may
         use in a batch; rows that arrive and the work after the last end are done in any case.
@@ -121,9 +122,10 @@ def multijoin(
     if streaming and not ends and windows is None:
         _refuse_endless(spec, algorithm)
     plan = _Plan(schemas, MultiFactory.of(spec, algorithm), parse_memory(memory), state_path(state, streaming))
-    groups = _group_count(frames[0], partitions, plan.columns)
+    grid = _grid(spec, frames[0], partitions)
+    groups = grid.groups
     if windows is None:
-        tagging = plan.tagging(groups, signs=ends)
+        tagging = plan.tagging(grid, signs=ends)
         check_memory(plan.memory, plan.factory)
         task: Any = OperatorTask(
             plan.factory, tagging.layout, plan.memory, groups, checked_fuel(fuel), plan.state,
@@ -131,7 +133,7 @@ def multijoin(
         )  # fmt: skip
     else:
         ticks = signs if streaming else ()
-        tagging = plan.tagging(groups, wakes=streaming, ticks=ticks, needed=plan.times(windows))
+        tagging = plan.tagging(grid, wakes=streaming, ticks=ticks, needed=plan.times(windows))
         Shares.check(plan.memory, plan.factory.least_memory())
         task = WindowTask(
             plan.factory, tagging.layout, plan.memory, groups, plan.state, retained_batches(frames[0]), None,
@@ -154,22 +156,17 @@ class _Plan:
     memory: int
     state: str | None
 
-    @cached_property
-    def columns(self) -> list[str | None]:
-        """By which each input's rows are sent to their group."""
-        return routes(self.factory.spec)
-
-    def tagging(self, groups: int, **told: Any) -> Tagging:
+    def tagging(self, grid: Grid, **told: Any) -> Tagging:
         """How rows are tagged and sent to their groups."""
         spec = self.factory.spec
         keys = tuple(
-            [schema.names.index(name)] if name else [] for schema, name in zip(self.schemas, self.columns, strict=True)
+            [column for axis in grid.axes for column in axis.columns[number]] for number in range(len(spec.names))
         )
         for name, schema, positions in zip(spec.names, self.schemas, keys, strict=True):
             for position in positions:
                 check_collation(schema.fields[position].dataType, schema.names[position], name)
         preserved = tuple(number == spec.preserved for number in range(len(spec.names)))
-        return Tagging(self.schemas, keys, groups, preserved=preserved, **told)
+        return Tagging(self.schemas, keys, grid.groups, preserved=preserved, grid=grid, **told)
 
     def times(self, windows: ManyWindows) -> tuple[list[int], ...]:
         """The column of each input that tells the time."""
@@ -226,16 +223,12 @@ def _refuse_endless(spec: MultiSpec, algorithm: str) -> None:
         )
 
 
-def _group_count(frame: DataFrame, partitions: int | None, columns: Sequence[str | None]) -> int:
-    if any(columns):
-        groups = checked_partitions(frame, partitions)
-        copied = columns.count(None)
-        if copied and partitions is None:
-            return max(1, min(groups, (len(columns) - copied) // copied))
-        return groups
-    if partitions not in (None, 1):
-        raise SpecError(
-            f"partitions={partitions!r} cannot be: bands alone do not say which rows can meet, so all go to one task; "
-            f"leave partitions= out, or add an equality"
-        )
-    return 1
+def _grid(spec: MultiSpec, frame: DataFrame, partitions: int | None) -> Grid:
+    if not values_of(spec):
+        if partitions not in (None, 1):
+            raise SpecError(
+                f"partitions={partitions!r} cannot be: bands alone do not say which rows can meet, so all go to one "
+                f"task; leave partitions= out, or add an equality"
+            )
+        return grid_for(spec, 1)
+    return grid_for(spec, checked_partitions(frame, partitions), MOST_COPIES if partitions is None else None)

@@ -13,6 +13,7 @@ from pyspark.sql import types as st
 
 from watersmeet.spark.io.source import TICK
 from watersmeet.spark.plan.control_rows import OVER, SIGN_CODES, sign_code
+from watersmeet.spark.plan.grid import Axis, Grid
 from watersmeet.spark.plan.grouping import group_of, grouping_key, hashed_to
 from watersmeet.spark.plan.row_layout import TAG, RowLayout
 
@@ -51,6 +52,12 @@ class Tagging:
     """Which inputs may give signs of life, told in their last column; these go to the first group."""
     timed: bool = False
     """Whether rows carry the time of their micro-batch, in a column behind all others."""
+    grid: Grid | None = None
+    """Where rows are sent by several values: to which groups. Unless given, all keys together are one."""
+
+    @cached_property
+    def _grid(self) -> Grid:
+        return self.grid or Grid((Axis(tuple(map(tuple, self.keys)), self.groups),))
 
     @cached_property
     def layout(self) -> RowLayout:
@@ -77,12 +84,10 @@ class Tagging:
             # Of a streaming query this is when the batch began, also if it is carried out once more.
             carried.append(fn.unix_micros(fn.current_timestamp()).alias(_AT))
         by_id = places_by_id()
-        own = self._group(number) if by_id else self._key_hash(number)
+        own = self._places(number, by_id)
         if self._ticks(number):
-            own = fn.when(sign != 0, fn.lit(0 if by_id else hashed_to(self.groups)[0])).otherwise(own)
-        everywhere: list[Column] = []
-        if self.signs or self.layout.wakes or self._is_copied(number):
-            everywhere = [fn.lit(value) for value in (range(self.groups) if by_id else hashed_to(self.groups))]
+            own = [fn.when(sign != 0, self._everywhere(by_id, 1)[0]).otherwise(place) for place in own]
+        everywhere = self._everywhere(by_id) if self.signs or self.layout.wakes else []
         placed = self._placed(plain, [*slots, *carried], own, everywhere, sign, number)
         kept = [f"slot{slot}" for slot in range(self.layout.count)]
         kept += [*([_SIGN] if carry_sign else []), *([_AT] if self.timed else [])]
@@ -120,27 +125,27 @@ class Tagging:
         self,
         plain: DataFrame,
         columns: list[Column],
-        own: Column,
+        own: list[Column],
         everywhere: list[Column],
         sign: Column,
         number: int,
     ) -> DataFrame:
-        """Rows with the place they go to, and their kind: a sign goes to every place, some rows wake all of them."""
+        """Rows with the places they go to, and their kind: a sign goes to every place, some rows wake all of them."""
         kind = fn.lit(number)
         if self._ticks(number):
             kind = fn.when(sign != 0, fn.lit(self.layout.first_tick + number)).otherwise(kind)
-        if self.layout.wakes and not self._is_copied(number):
+        if self.layout.wakes and len(own) < self.groups:
             plain = plain.withColumn(_WAKE, self._wakes(number, self.groups))
-            itself = fn.struct(own.alias(_PLACE), kind.alias(_KIND))
+            itself = [fn.struct(place.alias(_PLACE), kind.alias(_KIND)) for place in own]
             waking = fn.lit(len(self.schemas)).alias(_KIND)
             woken = [fn.struct(place.alias(_PLACE), waking) for place in everywhere]
-            places = fn.when(fn.col(_WAKE), fn.array(itself, *woken)).otherwise(fn.array(itself))
+            places = fn.when(fn.col(_WAKE), fn.array(*itself, *woken)).otherwise(fn.array(*itself))
             return plain.select(fn.inline(places), *columns)
-        if self._is_copied(number):
-            own = fn.explode(fn.array(*everywhere))
-        elif self.signs and self.groups > 1:
-            own = fn.explode(fn.when(self._has_one_place(number, sign), fn.array(own)).otherwise(fn.array(*everywhere)))
-        return plain.select(own.alias(_PLACE), kind.alias(_KIND), *columns)
+        place = own[0] if len(own) == 1 else fn.explode(fn.array(*own))
+        if self.signs and len(own) < self.groups:
+            ordinary = self._goes_home(number, sign)
+            place = fn.explode(fn.when(ordinary, fn.array(*own)).otherwise(fn.array(*everywhere)))
+        return plain.select(place.alias(_PLACE), kind.alias(_KIND), *columns)
 
     def _wakes(self, number: int, woken: int) -> Column:
         """Whether a row wakes others, so many at once."""
@@ -150,8 +155,8 @@ class Tagging:
         salt = fn.xxhash64(self._key_hash(number), *times)
         return fn.pmod(salt, fn.lit(_ROWS_TO_A_WAKE * woken)) == 0
 
-    def _has_one_place(self, number: int, sign: Column) -> Column:
-        """Whether a row goes to one group: an ordinary one, or one that says that its own key is over."""
+    def _goes_home(self, number: int, sign: Column) -> Column:
+        """Whether a row goes to groups of its own: an ordinary one, or one that says that its own key is over."""
         if not self.keys[number]:
             return sign == 0
         over = sign == SIGN_CODES[OVER]
@@ -159,22 +164,40 @@ class Tagging:
             over = over & fn.col(f"c{key}").isNotNull()
         return (sign == 0) | over
 
-    def _is_copied(self, number: int) -> bool:
-        return self.groups > 1 and not self.keys[number]
+    def _everywhere(self, by_id: bool, count: int | None = None) -> list[Column]:
+        """The places of all groups, or of so many."""
+        places = range(self.groups) if by_id else hashed_to(self.groups)
+        return [fn.lit(place) for place in places[:count]]
 
-    def _comparable(self, number: int) -> list[Column]:
+    def _places(self, number: int, by_id: bool) -> list[Column]:
+        """Where a row goes: to one place if its input has every value that rows are sent by, else to several."""
+        grid = self._grid
+        if self.groups == 1 or not grid.known(number):
+            return self._everywhere(by_id)
+        if not by_id and len(grid.axes) == 1:
+            return [self._key_hash(number)]  # Spark hashes a place to find its group: so the hash of the key is one
+        first = reduce(lambda one, other: one + other, [self._share(number, place) for place in grid.known(number)])
+        groups = [first + more if more else first for more in grid.copies(number)]
+        return groups if by_id else [fn.array(*self._everywhere(by_id))[group] for group in groups]
+
+    def _share(self, number: int, place: int) -> Column:
+        """What its share of one value adds to the number of a row's group."""
+        axis, stride = self._grid.axes[place], self._grid.strides[place]
+        share = group_of(self._comparable(number, axis), axis.shares)
+        return share * stride if stride > 1 else share
+
+    def _comparable(self, number: int, axis: Axis) -> list[Column]:
+        """An input's columns of a value, in the types in which they are hashed."""
         found = []
-        keyed = [(schema, keys) for schema, keys in zip(self.schemas, self.keys, strict=True) if keys]
-        for place, own in enumerate(self.keys[number]):
+        keyed = [(schema, keys) for schema, keys in zip(self.schemas, axis.columns, strict=True) if keys]
+        for place, own in enumerate(axis.columns[number]):
             types = [schema.fields[keys[place]].dataType for schema, keys in keyed]
             found.append(grouping_key(fn.col(f"c{own}"), types))
         return found
 
-    def _group(self, number: int) -> Column:
-        return group_of(self._comparable(number), self.groups) if self.keys[number] else fn.lit(0)
-
     def _key_hash(self, number: int) -> Column:
-        return fn.hash(*self._comparable(number)) if self.keys[number] else fn.lit(0)
+        keys = [key for place in self._grid.known(number) for key in self._comparable(number, self._grid.axes[place])]
+        return fn.hash(*keys) if keys else fn.lit(0)
 
     def _slot(self, number: int, slot: int) -> Column:
         column = self.layout.column_in(number, slot)

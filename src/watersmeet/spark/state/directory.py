@@ -47,7 +47,7 @@ from watersmeet.spark.state.lineage import Lineage, enter, token
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, in_bucket, store_at
 from watersmeet.spill.store import check_name
 
-FORMAT = 5
+FORMAT = 6
 SEGMENTS = "segments"
 """In the manifest of an operator: the names of its segments."""
 ROWS = "rows"
