@@ -2,6 +2,7 @@
 #   make demo     the main job, with live progress and a picture       make test    linters and all tests
 #   make bench    speed, with peers in the same run                    make check   the linters alone
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
+#   make suites   the joins of benchmarks that others know, with rivals; makes docs/benchmarks.md of the figures
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
@@ -16,7 +17,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers versions signals fuzz bits bounds check setup bench reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers versions signals fuzz bits bounds check setup bench suites reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -75,6 +76,10 @@ demo: setup java
 
 bench: setup java
 	$(BIN)/watersmeet bench --peers $(ARGS)
+
+suites: setup java
+	$(BIN)/watersmeet bench suite --peers --json benchmarks/results $(or $(ARGS),all)
+	$(BIN)/python -m benchmarks.suites.page
 
 reproduce: setup
 	$(BIN)/watersmeet reproduce $(ARGS)

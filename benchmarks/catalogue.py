@@ -35,6 +35,8 @@ from benchmarks.spark_skew import spark_skew
 from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.spark_window import spark_window
 from benchmarks.start import start
+from benchmarks.suites import run
+from benchmarks.suites.catalogue import SUITES
 from benchmarks.window import window
 from watersmeet.core.errors import SpecError
 
@@ -72,22 +74,29 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-kafka": spark_kafka,
 }
 
+SUITE = "suite"
+"""The word before the names of suites."""
+
 
 def main(args: argparse.Namespace) -> int:
     """Run what was asked for; returns 1 if a result was wrong, 0 otherwise, however slow it was."""
     if args.list:
         for name, benchmark in BENCHMARKS.items():
             print(f"{name:<15} {_about(benchmark)}")
+        for name, each in SUITES.items():
+            print(f"{SUITE} {name:<9} {each.title}")
         return 0
-    names = chosen(args.names)
-    usual = Settings()
-    settings = Settings(args.peers, getattr(args, "repeat", usual.repeat), getattr(args, "scale", usual.scale))
+    suites = args.names[1:] if args.names[:1] == [SUITE] else None
+    names = [each.name for each in run.chosen(suites)] if suites is not None else chosen(args.names)
+    usual = Settings(repeat=5 if suites is None else 1)
+    repeat = getattr(args, "repeat", None)
+    settings = Settings(args.peers, usual.repeat if repeat is None else repeat, getattr(args, "scale", usual.scale))
     if settings.repeat < 1 or not 0 < settings.scale <= 100:
         raise SpecError("a benchmark is repeated at least once, at a scale above 0 and up to 100")
     target = None if args.json is None else Path(args.json).absolute()
     if target is not None and not target.parent.is_dir():
         raise SpecError(f"{target.parent} is not a directory; the figures cannot be written there")
-    return _run(names, settings, target)
+    return _run(names, settings, target) if suites is None else run.main(names, settings, target)
 
 
 def chosen(names: Sequence[str]) -> list[str]:

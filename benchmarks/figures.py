@@ -94,7 +94,12 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def write(path: Path, records: list[dict[str, object]]) -> None:
-    """All figures as a JSON list; a file that exists is replaced at once."""
+    """All figures as a JSON list."""
+    replace_text(path, json.dumps(records, indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file; one that exists is replaced at once."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(records, indent=2) + "\n")
+    unfinished.write_text(text)
     unfinished.replace(path)

@@ -54,11 +54,15 @@ def session(contestant: str) -> Any:
 
 def streams(spark: Any, contestant: str, place: Path, files: int) -> Any:
     """The joined stream of the files in PLACE/left, PLACE/right and so on, so many of each in a batch."""
+    from benchmarks.suites.nexmark_spark import streams as nexmark_streams
     from watersmeet.spark import join
 
     kind, _, who = contestant.partition(" ")
     if kind == "kafka":
         return topics(spark, who, place, files)
+    if kind == "nexmark":
+        name, _, query = who.partition(" ")
+        return nexmark_streams(spark, query, name, place, files)
     if kind in VERBS:
         return VERBS[kind](spark, who, place, files)
 

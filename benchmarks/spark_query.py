@@ -26,6 +26,7 @@ import psutil
 from benchmarks.memory import environment
 from benchmarks.spark_contestants import frames, session, streams
 from benchmarks.spark_inputs import add_files
+from benchmarks.suites.check import on_spark
 from watersmeet.core.errors import WatersmeetError
 
 EVERY = 0.2
@@ -41,6 +42,10 @@ class Step:
     """Of each side in a batch; 0: all of them, as a batch query."""
     written: bool = False
     """Of a stream: whether results are written to Parquet files, or only counted."""
+    query: str = ""
+    """Which one, where a contestant knows several."""
+    sums: Sequence[str] = ()
+    """Columns of which a number is made that stands for all results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Account:
     """Of a stream that ours joins: seconds of the longest task of each batch."""
     moved: int = 0
     """Of a parallel join: groups that went from one slot to another."""
+    sum: int = 0
+    """A number that stands for all results, if it was asked for."""
 
     def rate(self, skipped: int) -> float:
         """Rows a second, the first batches left out."""
@@ -88,7 +95,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Until told to stop."""
         while not self._over.wait(EVERY):
-            self._most = max(self._most, sum(map(_own_bytes, _children())))
+            self._most = max(self._most, memory_now())
 
     def stop(self) -> tuple[int, float]:
         """The most memory that was seen, and the processor time since the beginning."""
@@ -111,6 +118,11 @@ def _own_bytes(process: psutil.Process) -> int:
     return int(getattr(found, "pss", found.rss))
 
 
+def memory_now() -> int:
+    """Bytes that the JVM and its Python workers have together."""
+    return sum(map(_own_bytes, _children()))
+
+
 def _cpu_seconds() -> float:
     total = 0.0
     for child in _children():
@@ -128,7 +140,11 @@ def _stream(spark: Any, contestant: str, step: Step) -> dict[str, Any]:
     from watersmeet.spark import figures
 
     place = Path(step.place)
-    frame = streams(spark, contestant, place, step.files).observe("all", fn.count(fn.lit(1)).alias("results"))
+    frame = streams(spark, f"{contestant} {step.query}".strip(), place, step.files)
+    told = [fn.count(fn.lit(1)).alias("results")]
+    if step.sums:
+        told.append(on_spark(step.sums, dict(frame.dtypes)).alias("sum"))
+    frame = frame.observe("all", *told)
     writer = frame.writeStream.format("noop")
     if step.written:
         writer = frame.writeStream.format("parquet").option("path", str(place / "results"))
@@ -140,6 +156,7 @@ def _stream(spark: Any, contestant: str, step: Step) -> dict[str, Any]:
         "seconds": [each.batchDuration / 1e3 for each in batches],
         "rows": [each.numInputRows for each in batches],
         "results": sum(each.observedMetrics["all"]["results"] for each in batches),
+        "sum": sum(each.observedMetrics["all"]["sum"] for each in batches) if step.sums else 0,
         "state": max(map(_state_bytes, batches)),
         "longest_tasks": [(each.get("task_ms") or 0) / 1e3 for each in ours],
         "moved": sum(each.get("moved") or 0 for each in ours),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,33 @@ def datafusion_pairs(left: Sequence[pa.RecordBatch], right: Sequence[pa.RecordBa
     """All pairs whose times, which count rows, are close; an error if DataFusion would join them in another way."""
     rows = sum(batch.num_rows for side in (left, right) for batch in side)
     with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
-        context = _engine().SessionContext()
-        for name, batches in (("l", left), ("r", right)):
-            path = Path(directory) / f"{name}.csv"
+        files = {name: Path(directory) / f"{name}.csv" for name in ("l", "r")}
+        for path, batches in zip(files.values(), (left, right), strict=True):
             _write(path, batches)
-            context.sql(
-                f"CREATE UNBOUNDED EXTERNAL TABLE {name} ({_COLUMNS}) STORED AS CSV WITH ORDER (ts ASC) "
-                f"LOCATION '{path}' OPTIONS ('format.has_header' 'true')"
-            )
-        _, reading = _count(context, "SELECT * FROM l UNION ALL SELECT * FROM r")
-        query = _QUERY.format(window=window)
-        [plan] = context.sql(f"EXPLAIN {query}").collect()
-        if "SymmetricHashJoinExec" not in str(plan.to_pydict()["plan"]):
-            raise WatersmeetError("DataFusion does not take its symmetric hash join for these streams")
-        pairs, seconds = _count(context, query)
+        context = endless(files, _COLUMNS)
+        _, reading = _count(context.sql("SELECT * FROM l UNION ALL SELECT * FROM r").execute_stream())
+        pairs, seconds = _count(symmetric_stream(context, _QUERY.format(window=window)))
         return Symmetric(pairs, rows / seconds, rows / reading)
+
+
+def endless(files: Mapping[str, Path], columns: str) -> Any:
+    """A context in which each of these CSV files is a stream without an end, in the order of its column `ts`."""
+    context = _engine().SessionContext()
+    for name, path in files.items():
+        context.sql(
+            f"CREATE UNBOUNDED EXTERNAL TABLE {name} ({columns}) STORED AS CSV WITH ORDER (ts ASC) "
+            f"LOCATION '{path}' OPTIONS ('format.has_header' 'true')"
+        )
+    return context
+
+
+def symmetric_stream(context: Any, query: str) -> Iterator[pa.RecordBatch]:
+    """What a query gives, as it comes; an error if DataFusion would join in another way."""
+    [plan] = context.sql(f"EXPLAIN {query}").collect()
+    if "SymmetricHashJoinExec" not in str(plan.to_pydict()["plan"]):
+        raise WatersmeetError("DataFusion does not take its symmetric hash join for these streams")
+    for batch in context.sql(query).execute_stream():
+        yield batch.to_pyarrow()
 
 
 def _engine() -> Any:
@@ -62,9 +74,9 @@ def _engine() -> Any:
         raise WatersmeetError("the peer is not there; install datafusion, or leave out --peers") from error
 
 
-def _count(context: Any, query: str) -> tuple[int, float]:
+def _count(batches: Iterable[Any]) -> tuple[int, float]:
     began = time.perf_counter()
-    rows = sum(batch.to_pyarrow().num_rows for batch in context.sql(query).execute_stream())
+    rows = sum((batch if isinstance(batch, pa.RecordBatch) else batch.to_pyarrow()).num_rows for batch in batches)
     return rows, time.perf_counter() - began
 
 

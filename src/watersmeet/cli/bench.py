@@ -10,9 +10,11 @@ from watersmeet.cli import checkout
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="which benchmarks (default: all); or suite, and which of those"
+    )
     parser.add_argument("--peers", action="store_true", help="run other engines beside it, and compare")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default %(default)s)")
+    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each (default 5, of a suite 1)")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="F", help="size of the inputs, 1 being the full one"
     )
