@@ -251,7 +251,7 @@ class SortedRun(AddressedRows):
         self.block_rows: int = told["block_rows"]
         self._nullable: list[bool] = told["nulls"]
         room = (self._directory_at - len(_HEADER)) // 8
-        if not 0 <= self.rows <= room or not 0 < self.block_rows <= _MOST_BLOCK_ROWS:
+        if not 0 <= self.rows <= room or not 0 < self.block_rows < 1 << 62:
             raise ValueError(f"{self.rows} rows in blocks of {self.block_rows} are not what fits")
         known = all(isinstance(each, bool) for each in self._nullable) and len(self._nullable) >= len(self.types)
         if self.block_rows.bit_count() != 1 or not known:

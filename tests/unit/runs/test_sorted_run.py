@@ -165,3 +165,14 @@ def test_blocks_are_small_and_grow_with_the_run() -> None:
     assert block_rows_for(10_000_000, 1_000_000, 512) == 32, "no more than is written at once"
     assert block_rows_for(1 << 26, 1 << 20, 1 << 20) == 1024, "a large run has no more than 1024 blocks"
     assert block_rows_for(1 << 34, 1 << 28, 1 << 16) == 1024, "unless that is more than is written at once"
+
+
+def test_a_run_may_be_one_block_without_an_end() -> None:
+    """As the times are that lie beside the runs of as-of joins."""
+    store = MemoryStore()
+    writer = RunWriter(store, "times", (), 10, 1 << 40, 0)
+    writer.write_hashes(np.arange(10, dtype=np.uint64))
+    writer.write_rows(written(MemoryStore(), "run", 10, 1, 8)[0], np.arange(10))
+    run = writer.seal()
+    run.check_hashes(0, 10)
+    assert run.rows == 10 and run.hashes().tolist() == list(range(10))
