@@ -5,6 +5,7 @@
 #   make suites   the joins of benchmarks that others know, with rivals; makes docs/benchmarks.md of the figures
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
+#   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
 #   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
@@ -17,7 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers versions signals fuzz bits bounds check setup bench suites reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers versions signals kills fuzz bits bounds check setup bench suites reproduce format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -59,6 +60,9 @@ versions: setup java
 
 signals: setup
 	$(BIN)/python tests/stress/signals.py $(ARGS)
+
+kills: setup
+	PYTHONPATH=tests $(BIN)/python -W ignore tests/stress/kills.py $(ARGS)
 
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)

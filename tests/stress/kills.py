@@ -64,7 +64,7 @@ def kills(count: int, seed: int) -> Iterator[Kill]:
     """What a seed draws."""
     draw = random.Random(seed)
     for index in range(count):
-        yield Kill(index, draw.choice(list(ACTIONS)), draw.uniform(0.0, 1.1), draw.random() < 0.5)
+        yield Kill(index, draw.choice(list(ACTIONS)), draw.uniform(0.0, 0.95), draw.random() < 0.5)
 
 
 def write_inputs(where: Path) -> None:

@@ -79,6 +79,9 @@ COMMANDS = {
     "window-join, slow": ["window-join", "slow", "a.parquet", "--on", "id", "--time", "at", "--window", "100"],
 }
 
+WRITES = ("--quiet", "--spill", "spill", "-o", "out.parquet")
+"""What all of them are told."""
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -106,17 +109,24 @@ def write_inputs(here: Path) -> None:
 
 
 @contextmanager
-def started(inputs: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A command in a folder of its own, where it spills and writes."""
+def folder(inputs: Path) -> Iterator[Path]:
+    """A folder of its own for a command, where it finds its inputs, spills and writes."""
     with tempfile.TemporaryDirectory(dir=inputs) as name:
         here = Path(name)
         (here / "spill").mkdir()
         (here / "temporary").mkdir()
-        for file in ("a.parquet", "b.csv", "same.parquet"):
-            (here / file).symlink_to(inputs / file)
-        line = [sys.executable, "-c", LAUNCH, *COMMANDS[kind], "--quiet", "--spill", "spill", "-o", "out.parquet"]
+        for file in inputs.iterdir():
+            if file.is_file():
+                (here / file.name).symlink_to(file)
+        yield here
+
+
+@contextmanager
+def started(inputs: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A command in a folder of its own."""
+    with folder(inputs) as here:
         process = subprocess.Popen(
-            line,
+            [sys.executable, "-c", LAUNCH, *COMMANDS[kind], *WRITES],
             cwd=here,
             env={**os.environ, "TMPDIR": str(here / "temporary")},
             stdout=subprocess.PIPE,
