@@ -9,6 +9,7 @@
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
 #   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
+#   make release  build dist/, and run the README's examples with the wheel in an empty environment
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated
 # ARGS passes options on: make bench ARGS="inmemory --json out.json".  PYTHON chooses the interpreter.
 
@@ -18,7 +19,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers versions signals kills fuzz bits bounds check setup bench suites reproduce format lock clean java browser
+.PHONY: demo test docs chaos servers versions signals kills fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -90,6 +91,9 @@ reproduce: setup
 
 docs: setup
 	$(BIN)/python -m website
+
+release: setup
+	@PYTHON="$(PYTHON)" sh scripts/release.sh
 
 format: setup
 	$(BIN)/ruff check --fix --quiet .
