@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -188,6 +188,21 @@ watersmeet reproduce all --scale 1 --keep measured --markdown docs/reproduction.
 range in parentheses. Work is charged by the papers' own constants (`experiments/papers.py`), never by a clock, so the
 same command gives the same page on any machine. A claim that does not hold is followed by the reason.
 """
+_OURS = {
+    "confluence-most": ("most at every time", "has the most results at every time."),
+    "confluence-online": ("95% online", "of all results when the last row arrives."),
+    "confluence-clean-up": ("shortest clean-up", "clean-up is the shortest."),
+}
+"""Claims about our own join that are told for all experiments together: of each, a heading, and how it ends."""
+_OURS_INTRODUCTION = """\
+## Our own join, at a glance
+
+In how many cases of each experiment Confluence has the most results at every time, has at least 95% of all when the
+last row arrives, and has the shortest clean-up. Where that is not so in each, the reason is with the experiment.
+
+"""
+_SCALE = re.compile(r"Scale ([0-9.]*[0-9])")
+_COUNTED = re.compile(r"\d+ of \d+")
 _SECTION = re.compile(r"^<!-- experiment (\S+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
 
@@ -197,7 +212,39 @@ def write_page(path: Path, outcome: Outcome, order: Sequence[str]) -> None:
     sections[outcome.experiment.id] = _section(outcome, path)
     known = [each for each in order if each in sections]
     text = "\n".join(f"<!-- experiment {each} -->\n{sections[each]}<!-- end -->\n" for each in known)
-    _replace(path, f"{_INTRODUCTION}\n{text}")
+    _replace(path, f"{_INTRODUCTION}\n{at_a_glance({each: sections[each] for each in known})}{text}")
+
+
+def at_a_glance(sections: Mapping[str, str]) -> str:
+    """What sections of the page say of our own join, in one table; nothing if none does.
+
+    >>> line = "| Confluence has the most results at every time. | ours | first in 1 of 2; not in x | **no** |"
+    >>> print(at_a_glance({"rpj-8": f"RPJ. Scale 0.1, one seed. {chr(10)}{line}"}).splitlines()[-2])
+    | rpj-8 | 0.1 | **1 of 2** |  |  |
+    """
+    rows = []
+    for name, section in sections.items():
+        cells = [_told(section, ending) for _, ending in _OURS.values()]
+        if any(cells):
+            scale = _SCALE.search(section)
+            rows.append([name, scale[1] if scale else "", *cells])
+    if not rows:
+        return ""
+    head = ["experiment", "scale", *(heading for heading, _ in _OURS.values())]
+    lines = [head, ["---"] * len(head), *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{_OURS_INTRODUCTION}{table}\n\n"
+
+
+def _told(section: str, ending: str) -> str:
+    """In how many cases a claim of this ending holds, as the section's table says."""
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if len(cells) == 4 and cells[0].startswith("Confluence") and cells[0].endswith(ending):
+            counted = _COUNTED.search(cells[2])
+            told = counted[0] if counted else cells[3].strip("*")
+            return told if cells[3] == "yes" else f"**{told}**"
+    return ""
 
 
 def _section(outcome: Outcome, path: Path) -> str:
