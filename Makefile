@@ -4,6 +4,7 @@
 #   make reproduce  the papers' figures, checked against their claims  make docs    the documentation as a site
 #   make suites   the joins of benchmarks that others know, with rivals; makes docs/benchmarks.md of the figures
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
+#   make simulate  whole pipelines by seeds, with faults at any step: the same seed is the same run
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
@@ -19,7 +20,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos servers versions signals kills fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
+.PHONY: demo test docs chaos simulate servers versions signals kills fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -52,6 +53,9 @@ test: setup java browser
 
 chaos: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos $(ARGS)
+
+simulate: setup
+	PYTHONPATH=tests $(BIN)/python -W ignore -m simulate $(ARGS)
 
 servers: setup java
 	@PYTHONPATH=tests $(BIN)/python -m servers $(ARGS)

@@ -40,7 +40,7 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 _HERE = Path(__file__).parent
-_FIRST = ("spark", "conformance", "experiments", "cli", "live")
+_FIRST = ("spark", "conformance", "simulate", "experiments", "cli", "live")
 """Where single tests take seconds, the longest first."""
 
 

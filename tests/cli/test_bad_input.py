@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import watersmeet.spill
+from simulate.stores import FaultyStore, flip_byte, truncate_at
 from waiting import is_in, until
 from watersmeet.cli import main as cli
-from watersmeet.spill import FaultyStore, FileStore, flip_byte, truncate_at
+from watersmeet.spill import FileStore
 
 PRECIOUS = b"an older result"
 MEMORY = "200KiB"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +15,36 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from spark.window_oracle import Killed, is_plain, killed_after, rows_in_all
-from watersmeet.checks.canonical import canonical_rows
+from spark.pipelines import GROUPS, place_of
+from spark.pipelines import ManyPipeline as Pipeline
+from spark.window_oracle import (
+    Killed,
+    expected_in_windows,
+    is_sparks_multi,
+    killed_after,
+    many_micro_batches,
+    rows_in_all,
+)
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case, make_preserving_case
 from watersmeet.checks.multi_windows import make_multi_window_case
-from watersmeet.checks.oracle.nested_loops import comparable_values
-from watersmeet.checks.oracle.windows import reference_window_combinations
 from watersmeet.checks.run import expected_rows
 from watersmeet.core.errors import BudgetError, LateRowError, SpecError
 from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.spec import Output
 from watersmeet.core.windows import rows
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import SIGN_CODES
-from watersmeet.spark.plan.grid import grid_for
 from watersmeet.spark.plan.multi_recipe import MultiFactory
-from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state import open_runs
-from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task import operator_task, window_task
-from watersmeet.spark.task.figures import COLUMN, SCALARS
+from watersmeet.spark.task.figures import SCALARS
 from watersmeet.spark.task.operator_cache import KeptOperators
-from watersmeet.spark.task.operator_task import OperatorTask
 from watersmeet.spark.task.settled_group import check_memory
-from watersmeet.spark.task.window_task import WindowTask
 
-GROUPS = 3
 CASES = max(20, settings().max_examples // 8)
 _ENDS = SIGN_CODES[END]
 
@@ -57,154 +55,6 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@dataclass
-class Pipeline:
-    """The tasks of all groups, as Spark would run them."""
-
-    path: Path
-    spec: MultiSpec
-    memory: int
-    run: str = "run-1"
-    wakes: bool = True
-    ends: bool = False
-    most_groups: int = GROUPS
-    algorithm: str = "auto"
-    figures: list[list[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        spec, windowed = self.spec, self.spec.window is not None
-        types = [[column.type for column in spec.input(number)] for number in range(len(spec.names))]
-        layout = RowLayout.of(*types, wakes=windowed)
-        factory = MultiFactory.of(spec, self.algorithm)
-        self.grid = grid_for(spec, self.most_groups)
-        # Where one value has several types, it is Spark that makes them comparable.
-        types_of = [
-            {spec.input(i).field(each[0]).type for i, each in enumerate(axis.columns) if each}
-            for axis in self.grid.axes
-        ]
-        if any(len(each) > 1 for each in types_of):
-            self.grid = grid_for(spec, 1)
-        self.groups = self.grid.groups
-        if windowed:
-            self.task: Any = WindowTask(factory, layout, self.memory, self.groups, str(self.path), retain=4)
-        else:
-            self.task = OperatorTask(
-                factory, layout, self.memory, self.groups, 0, str(self.path), retain=4, signed=self.ends
-            )
-
-    def batch(
-        self, number: int, tables: list[pa.RecordBatch], only: int | None = None, ended: tuple[int, ...] = ()
-    ) -> list[pa.RecordBatch]:
-        """What all tasks of a batch give, or one of them."""
-        found = []
-        for group in range(self.groups) if only is None else [only]:
-            with pytest.MonkeyPatch.context() as patch:
-                for module in (window_task, operator_task):
-                    patch.setattr(module, "current_batch", lambda: (Batch(number, self.run), "query"))
-                for out in self.task(self._delivered(group, tables, ended)):
-                    told = out.column(COLUMN)
-                    self.figures += [each for each in told.to_pylist() if each is not None]
-                    found.append(out.drop_columns([COLUMN]).filter(told.is_null()))
-        return [batch for batch in found if batch.num_rows]
-
-    def total(self, name: str) -> int:
-        """A figure of all batches."""
-        inputs = len(self.spec.names)
-        if name == "late":
-            return sum(sum(each[inputs : 2 * inputs]) for each in self.figures)
-        return sum(each[2 * inputs + SCALARS.index(name)] for each in self.figures)
-
-    def rows_of(self, group: int, number: int, table: pa.RecordBatch) -> pa.RecordBatch:
-        """A group's rows: of an input that is not routed all, else those with a value that comes here."""
-        grid = self.grid
-        own, first = np.ones(table.num_rows, np.bool_), np.zeros(table.num_rows, np.int64)
-        for place in grid.known(number):
-            axis = grid.axes[place]
-            (column,) = axis.columns[number]
-            if self.spec.preserved != number:
-                own &= table.column(column).is_valid().to_numpy(zero_copy_only=False)
-            shares = [hash(value) % axis.shares for value in canonical_rows(table.select([column]))]
-            first += grid.strides[place] * np.array(shares, np.int64)
-        own &= np.isin(group - first, grid.copies(number))
-        if self.spec.window is not None:
-            assert self.spec.window.time is not None
-            own &= table.column(self.spec.window.time[number]).is_valid().to_numpy(zero_copy_only=False)
-        return table.filter(pa.array(own))
-
-    def _delivered(self, group: int, tables: list[pa.RecordBatch], ended: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
-        layout = self.task.layout
-        for number, table in enumerate(tables):
-            own = self.rows_of(group, number, table)
-            columns: list[Any] = [None] * layout.count
-            for slot in range(layout.count):
-                column = layout.column_in(number, slot)
-                columns[slot] = pa.nulls(own.num_rows) if column is None else own.column(column)
-            yield self._tagged(group * layout.kinds + number, columns, 0, own.num_rows)
-        for number in ended:
-            yield self._tagged(group * layout.kinds + number, [pa.nulls(1)] * layout.count, _ENDS, 1)
-        if layout.wakes and self.wakes and sum(table.num_rows for table in tables):
-            yield self._tagged(group * layout.kinds + len(tables), [pa.nulls(1)] * layout.count, 0, 1)
-
-    def _tagged(self, tag: int, columns: list[Any], sign: int, count: int) -> pa.RecordBatch:
-        signs = [pa.array([sign] * count, pa.int8())] if self.ends else []
-        arrays = [pa.array([tag] * count, pa.int32()), *columns, *signs]
-        return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
-
-
-def micro_batches(case: MultiCase, rng: np.random.Generator, most: int = 6) -> list[list[pa.RecordBatch]]:
-    """A case's rows, cut into batches."""
-    count = int(rng.integers(1, most + 1))
-    cuts = [[0, *sorted(rng.integers(0, t.num_rows + 1, count - 1)), t.num_rows] for t in case.tables]
-    return [
-        [table.slice(own[i], own[i + 1] - own[i]) for table, own in zip(case.tables, cuts, strict=True)]
-        for i in range(count)
-    ]
-
-
-def is_sparks(spec: MultiSpec) -> bool:
-    """Whether Spark could hand such rows to Python."""
-    plain = all(is_plain(column.type) for schema in spec.schemas for column in schema)
-    return plain and spec.output is Output.ROWS and not spec.has_bands
-
-
-def _units(span: Any) -> int:
-    if isinstance(span, int):
-        return span
-    return int(((span.days * 86_400 + span.seconds) * 10**6 + span.microseconds) * 1000)
-
-
-def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
-    """What the oracle gives if rows come as the docs tell: of each batch first what is late, input by input."""
-    assert spec.window is not None and spec.window.time is not None
-    inputs, lateness = range(len(spec.names)), _units(spec.window.lateness)
-    newest: list[int | None] = [None for _ in inputs]
-    pieces: list[list[pa.RecordBatch]] = [[] for _ in inputs]
-    order: list[int] = []
-    finest = spec.time_types[0]
-    for tables in batches:
-        late_rows, rest = [], []
-        for number in inputs:
-            times = comparable_values(tables[number].column(spec.window.time[number]), finest)
-            known = sorted((i for i, time in enumerate(times) if time is not None), key=lambda i: times[i])
-            pieces[number].append(tables[number].take(pa.array(known, pa.int64())))
-            mark = newest[number]
-            late = 0 if mark is None else sum(times[i] < mark - lateness for i in known)
-            late_rows += [number] * late
-            rest += [number] * (len(known) - late)
-            if known:
-                newest[number] = max(times[known[-1]], mark if mark is not None else times[known[-1]])
-        order += late_rows + rest
-    tables = [pa.Table.from_batches(pieces[number], spec.input(number)).combine_chunks() for number in inputs]
-    kept = [
-        [row for batch in table.to_batches() for row in canonical_rows(batch, spec.kept[number])]
-        for number, table in enumerate(tables)
-    ]
-    return Counter(
-        tuple(value for number, row in enumerate(found) for value in kept[number][row])
-        for found in reference_window_combinations(tables, spec, order)
-    )
-
-
 JOINS = {"auto": ManyWindowConfluence, "mjoin": WindowedMJoin}
 
 
@@ -213,7 +63,7 @@ def _cases(make: Any, count: int, algorithm: str = "auto", first: int = 0) -> It
     join = ManyConfluence if make is not make_multi_window_case else JOINS[algorithm]
     while count:
         case = make(seed, join)
-        if is_sparks(case.spec) and not (case.spec.window is not None and case.spec.window.counted):
+        if is_sparks_multi(case.spec) and not (case.spec.window is not None and case.spec.window.counted):
             count -= 1
             yield case
         seed += 1
@@ -245,12 +95,10 @@ def test_killed_repeated_and_restarted_batches_give_every_result_once(
         windowed, ends = case.spec.window is not None, make is make_preserving_case
         memory = case.memory * 8 // 5 + 64 if windowed else case.memory
         groups = 3 + case.seed % 2
-        pipeline = Pipeline(
-            tmp_path / str(case.seed), case.spec, memory, ends=ends, algorithm=algorithm, most_groups=groups
-        )
+        pipeline = Pipeline(tmp_path / str(case.seed), case.spec, memory, ends=ends, algorithm=algorithm, groups=groups)
         _another_worker(monkeypatch)
         found: list[pa.RecordBatch] = []
-        batches = micro_batches(case, rng)
+        batches = many_micro_batches(case, rng)
         last = [int(rng.integers(len(batches) - 1, len(batches) + 1)) for _ in case.tables] if ends else []
         for number, tables in enumerate([*batches, *([[t.slice(0, 0) for t in case.tables]] if ends else [])]):
             ended = tuple(i for i, at in enumerate(last) if at == number)
@@ -308,7 +156,7 @@ def _files(pipeline: Pipeline, start: str = "operator") -> list[str]:
 
 def test_rows_expire_by_what_other_groups_have_seen(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, _spec(), 4 << 20)
-    ids = {hash((value,)) % GROUPS: value for value in range(40)}
+    ids = {place_of((value,), GROUPS): value for value in range(40)}
     apart = [ids[group] for group in range(GROUPS)]
     pipeline.batch(0, _tables(*[[(key, 0) for key in apart]] * 3))
     assert pipeline.figures[-1][6 + SCALARS.index("state_rows")] == 3
@@ -322,7 +170,7 @@ def test_rows_expire_by_what_other_groups_have_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "memory"), [("mjoin", 192 << 10), ("mjoin", 4 << 20), ("auto", 144 << 10), ("auto", 4 << 20)]
+    ("algorithm", "memory"), [("mjoin", 160 << 10), ("mjoin", 4 << 20), ("auto", 144 << 10), ("auto", 4 << 20)]
 )
 def test_state_stays_as_large_as_windows(
     algorithm: str, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -360,7 +208,7 @@ def test_a_row_that_is_late_in_all_groups_is_late_in_each(tmp_path: Path) -> Non
 
 def test_what_endless_inputs_keep_is_in_runs_and_few_of_them(tmp_path: Path) -> None:
     spec = replace(_spec(), window=None)
-    pipeline = Pipeline(tmp_path, spec, 4 << 20, most_groups=1)
+    pipeline = Pipeline(tmp_path, spec, 4 << 20, groups=1)
     counts, rng = [], np.random.default_rng(3)
     for number in range(40):
         keys = rng.integers(0, 50, (3, 4))
@@ -372,7 +220,7 @@ def test_what_endless_inputs_keep_is_in_runs_and_few_of_them(tmp_path: Path) -> 
 
 
 def test_an_input_without_partners_to_come_is_forgotten(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, replace(_spec(), window=None), 4 << 20, ends=True, most_groups=1)
+    pipeline = Pipeline(tmp_path, replace(_spec(), window=None), 4 << 20, ends=True, groups=1)
     pipeline.batch(0, _tables([(1, 0)], [(1, 0)], [(1, 0)]), 0)
     pipeline.batch(1, _tables([], [], []), 0, ended=(0, 1))
     # Rows of t meet those of r and s, which stay; those of t wait for nobody.

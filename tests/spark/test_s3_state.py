@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 from servers.objects import ObjectServer
 from servers.process import Unavailable
 from servers.s3proxy import S3Proxy
+from simulate.disk import Disk
+from simulate.faults import Fault, Faults
 from spark.divided_streams import Stream, cut
 from spark.frames import random_frames
 from spark.test_streams import Streams
@@ -26,7 +29,7 @@ from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.state import directory as state_directory
 from watersmeet.spark.state import lineage, s3
 from watersmeet.spark.state.files import publish
-from watersmeet.spark.state.remote import RemotePath, place_of
+from watersmeet.spark.state.remote import RemotePath, place_of, store_at
 
 
 @pytest.fixture
@@ -149,6 +152,18 @@ def test_a_server_that_stays_away_is_named(server: ObjectServer, monkeypatch: py
         stream.batch(1, batches[1])
     server.fault = lambda verb, key: ""
     assert stream.batch(1, batches[1]).total() > 0
+
+
+def test_a_local_disk_that_fails_while_a_segment_is_uploaded_is_named(server: ObjectServer, tmp_path: Path) -> None:
+    store = store_at(place_of(server.address("state/group-0000")), 1 << 20)
+    writer = store.create("operator-0")
+    writer.write(b"content")
+    with Disk(tmp_path, Faults([Fault("open", at=1, error=errno.EIO)])):
+        with pytest.raises(
+            SpillError, match=r"could not write s3://.*operator-0.*: the disk failed \(Input/output error\)"
+        ):
+            writer.commit()
+    assert not server.objects and not list(store.path.iterdir())
 
 
 def test_listings_that_lag_lose_no_rows(server: ObjectServer) -> None:

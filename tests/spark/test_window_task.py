@@ -4,8 +4,7 @@ Spark."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
+from spark.pipelines import GROUPS
+from spark.pipelines import WindowPipeline as Pipeline
 from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batches, rows_in_all, spark_cases
 from watersmeet.core.errors import LateRowError, SegmentError, SnapshotError, SpecError
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows, rows
 from watersmeet.engine.sizing import Grain
-from watersmeet.records.times import NEVER, Timing, WindowCodec, WindowPlan
+from watersmeet.records.times import NEVER, Timing
 from watersmeet.spark.plan.recipe import WindowFactory
-from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.task import operator_cache as kept_operators
-from watersmeet.spark.task import window_task
-from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.timed_rows import TimedArrivals
-from watersmeet.spark.task.window_task import WindowTask
 from watersmeet.spill.store import MemoryStore
-
-GROUPS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -49,62 +43,6 @@ def test_about_a_windows_rows_are_handed_on_at_once(window: int, pieces: int) ->
     found = [piece for _, piece in arrivals.after([NEVER, NEVER])]
     assert len(found) == pieces
     assert sum(piece.num_rows for piece in found) == 5_000
-
-
-@dataclass
-class Pipeline:
-    """The tasks of all groups, as Spark would run them."""
-
-    path: Path
-    spec: WindowJoinSpec
-    memory: int
-    algorithm: str = "ah_ewj"
-    options: tuple[tuple[str, Any], ...] = ()
-    run: str = "run-1"
-    wakes: bool = True
-    figures: list[list[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.codec = WindowCodec(self.spec)
-        self.plans = [WindowPlan(self.spec, side, self.codec) for side in (0, 1)]
-        layout = RowLayout.of(*([field.type for field in self.spec.input(side)] for side in (0, 1)), wakes=True)
-        factory = WindowFactory(self.spec, self.algorithm, self.options)
-        self.task = WindowTask(factory, layout, self.memory, GROUPS, str(self.path), retain=4)
-
-    def batch(self, number: int, tables: list[pa.RecordBatch], only: int | None = None) -> list[pa.RecordBatch]:
-        """What all tasks of a batch give, or one of them."""
-        found = []
-        for group in range(GROUPS) if only is None else [only]:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(window_task, "current_batch", lambda: (Batch(number, self.run), "query"))
-                for out in self.task(self._delivered(group, tables)):
-                    told = out.column(COLUMN)
-                    self.figures += [each for each in told.to_pylist() if each is not None]
-                    found.append(out.drop_columns([COLUMN]).filter(told.is_null()))
-        return [batch for batch in found if batch.num_rows]
-
-    def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """A group's rows, those left out that the plan leaves out."""
-        hashes, valid = self.codec.hash(side, self.plans[side].key_arrays(rows))
-        assert self.spec.window.time is not None
-        timed = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
-        groups = hashes.view(np.uint64) % GROUPS if self.spec.equalities else np.zeros(rows.num_rows)
-        own = (groups == group) & timed
-        return rows.filter(pa.array(own if valid is None else own & valid))
-
-    def _delivered(self, group: int, tables: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        layout = self.task.layout
-        for side, table in enumerate(tables):
-            own = self.rows_of(group, side, table)
-            arrays = [pa.array([group * layout.kinds + side] * own.num_rows, pa.int32())]
-            for slot in range(layout.count):
-                column = layout.column_in(side, slot)
-                arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows))
-            yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
-        if self.wakes and sum(table.num_rows for table in tables):
-            tag = pa.array([group * layout.kinds + 2], pa.int32())
-            arrays = [tag, *(pa.nulls(1) for _ in range(layout.count))]
-            yield pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
 @pytest.mark.parametrize("name", ["ah_ewj", "confluence", "ewj", "symmetric_window"])

@@ -11,19 +11,15 @@
 
 from __future__ import annotations
 
-from watersmeet.spill.faulty_store import FaultyStore, flip_byte, truncate_at
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.segment import Segment, SegmentWriter
 from watersmeet.spill.store import MemoryStore, Store, StoreWriter
 
 __all__ = [
-    "FaultyStore",
     "FileStore",
     "MemoryStore",
     "Segment",
     "SegmentWriter",
     "Store",
     "StoreWriter",
-    "flip_byte",
-    "truncate_at",
 ]

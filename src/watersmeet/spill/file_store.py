@@ -377,20 +377,19 @@ class _FileWriter:
         descriptor = self._open_descriptor()
         store = self._store
         final = store.path / self._name
-        renamed = False
         try:
             if store.durable:
                 os.fsync(descriptor)
             self._descriptor = None
             os.close(descriptor)  # network disks may say only here that they are full
             os.replace(self._hidden, final)
-            renamed = True
             if store.durable:
                 _sync_directory(store.path)
         except BaseException as error:
-            if renamed:  # but perhaps not durably, so it is not published
-                with suppress(OSError):
-                    final.unlink()
+            # It may have its name already: not durably, or the answer to the renaming was lost, as on a network. Nobody
+            # else writes this name, so it is ours to take back.
+            with suppress(OSError):
+                final.unlink()
             self.abort()
             if isinstance(error, OSError):
                 raise self._failure(error, self._size) from error

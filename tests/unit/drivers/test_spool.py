@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from simulate.stores import FaultyStore, flip_byte
 from watersmeet.checks.payload import random_payload
 from watersmeet.core.promises import Punctuation
 from watersmeet.drivers.inbox import Bell, Inbox
 from watersmeet.drivers.spool import Spool, Spooled
-from watersmeet.spill.faulty_store import FaultyStore, flip_byte
 from watersmeet.spill.store import MemoryStore
 
 PATIENCE = 60

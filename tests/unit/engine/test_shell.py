@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from simulate.faults import Fault
+from simulate.stores import FaultyStore, flip_byte, truncate_at
 from watersmeet.core.errors import BudgetError, ProtocolError, SegmentError, SnapshotError, SpecError, SpillError
 from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Event, Punctuate, Snapshot, Stall, Status, Step
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.engine.shell import Operator
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
-from watersmeet.spill import FaultyStore, MemoryStore, Segment, Store, StoreWriter, flip_byte, truncate_at
+from watersmeet.spill import MemoryStore, Segment, Store, StoreWriter
 
 KIB = 1024
 SCHEMA = pa.schema({"id": pa.int64(), "v": pa.string()})
@@ -298,13 +300,13 @@ def test_a_snapshot_that_the_disk_refuses_can_be_taken_again() -> None:
         driven.join.snapshot()
         driven.arrive(LEFT, range(100, 200))
         driven.poll(10)  # some rows in memory, some on their way
-        store.fail_at, store.operation = store.calls["write"] + failures + 1, "write"
+        store.faults.planned = [Fault("write", store.calls["write"] + failures + 1)]
         try:
             snapshot = driven.join.snapshot()
         except SpillError:
             driven.join.check()
             snapshot = driven.join.snapshot()
-        store.fail_at = None
+        store.faults.planned = []
         assert set(snapshot.segments) <= set(store.names())
         other = taken_over(driven, snapshot, 64 * KIB)
         other.settle(1000)

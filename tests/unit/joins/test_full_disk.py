@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from simulate.stores import FaultyStore
 from watersmeet.checks.oracle.kinds import results_of
 from watersmeet.core.errors import SpillError
 from watersmeet.core.kinds import KINDS
@@ -20,7 +21,6 @@ from watersmeet.joins.confluence import Confluence, catalogue, operator
 from watersmeet.joins.confluence.upkeep import Wear
 from watersmeet.policies.settling import Settling
 from watersmeet.runs import matched_bits
-from watersmeet.spill.faulty_store import FaultyStore
 from watersmeet.spill.store import MemoryStore, StoreWriter
 
 SCHEMA = pa.schema({"id": pa.int64(), "row": pa.int64(), "pad": pa.string()})

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from simulate.stores import FaultyStore
 from watersmeet.core.cost import Meter
 from watersmeet.core.errors import SegmentError, SpillError
 from watersmeet.memory import Budget
 from watersmeet.runs.catalogue import DiskSide
 from watersmeet.runs.presence import Stretch
-from watersmeet.spill import FaultyStore, MemoryStore, Store
+from watersmeet.spill import MemoryStore, Store
 from watersmeet.tables.hash_table import Layout, SideTable
 
 TYPES = (pa.int64(), pa.string())

@@ -19,16 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulate.stores import FaultyStore, flip_byte, truncate_at
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
 from watersmeet.spill import (
-    FaultyStore,
     FileStore,
     MemoryStore,
     Segment,
     SegmentWriter,
     Store,
-    flip_byte,
-    truncate_at,
 )
 
 PLAIN = pa.schema({"id": pa.int64(), "name": pa.string()})

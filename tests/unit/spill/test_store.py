@@ -19,9 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from simulate.disk import Disk
+from simulate.faults import Fault, Faults
+from simulate.stores import FaultyStore, flip_byte, truncate_at
 from waiting import ended
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
-from watersmeet.spill import FaultyStore, FileStore, MemoryStore, Store, StoreWriter, flip_byte, truncate_at
+from watersmeet.spill import FileStore, MemoryStore, Store, StoreWriter
 from watersmeet.spill import file_store as private
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and locks as POSIX has them")
@@ -569,3 +572,17 @@ def test_faults_must_make_sense() -> None:
         FaultyStore(MemoryStore(), fail_at=1, operation="fsync")
     with pytest.raises(ValueError, match="operation='commit'"):
         FaultyStore(MemoryStore(), fail_at=1, damage=truncate_at(1))
+
+
+def test_a_name_whose_answer_was_lost_is_taken_back(tmp_path: Path) -> None:
+    """A renaming that was carried out and is said to have failed, as on a network: the name can be written again."""
+    store = FileStore(tmp_path)
+    writer = store.create("a")
+    writer.write(b"content")
+    with Disk(tmp_path, Faults([Fault("rename", at=1, how="after", error=errno.EIO)])):
+        with pytest.raises(SpillError, match=r"could not write 7 B or more as 'a' .* the disk failed"):
+            writer.commit()
+    assert store.names() == [] and store.bytes_held == 0
+    put(store, "a")
+    assert get(store, "a") == b"content"
+    store.close()

@@ -300,15 +300,14 @@ class RemoteStore(FileStore):
         """Bring a file to where others see it."""
         target = self._place / name
         local = self.path / name
-        if target.bucket is not None and local.stat().st_size <= _CHUNK:
-            target.write_bytes(local.read_bytes())
-            self._cache.added(local)
-            return
-        with _told(f"write {target}"), (self.path / name).open("rb") as file:
-            with self._place.system.open_output_stream(target.path) as stream:
-                while chunk := file.read(_CHUNK):
-                    stream.write(chunk)
-        self._cache.added(self.path / name)
+        with _told(f"write {target}"):
+            if target.bucket is not None and local.stat().st_size <= _CHUNK:
+                target.write_bytes(local.read_bytes())
+            else:
+                with local.open("rb") as file, self._place.system.open_output_stream(target.path) as stream:
+                    while chunk := file.read(_CHUNK):
+                        stream.write(chunk)
+        self._cache.added(local)
 
     def open(self, name: str) -> pa.Buffer:
         """The whole content, mapped."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections import Counter
 from collections.abc import Callable
 
 import pyarrow as pa
 
+from simulate.faults import Fault, Faults, made_error
 from watersmeet.spill.file_store import spill_error
 from watersmeet.spill.store import Bytes, Descriptor, Store, StoreWriter, nbytes
 
@@ -68,13 +68,21 @@ class FaultyStore:
         if damage is not None and operation != "commit":
             raise ValueError("content is damaged when it is committed; say operation='commit'")
         self.inner = inner
-        self.fail_at = fail_at
-        self.operation = operation
         self.error = error
-        self.lasting = lasting
         self.damage = damage
-        self.calls: Counter[str] = Counter()
-        self.failures = 0
+        lasts = 1 << 40 if lasting else 1
+        planned = [] if fail_at is None else [Fault(operation or "", fail_at, error=error, lasts=lasts)]
+        self.faults = Faults(planned)
+
+    @property
+    def calls(self) -> Counter[str]:
+        """What was asked, by its kind."""
+        return self.faults.calls
+
+    @property
+    def failures(self) -> int:
+        """How often it has failed."""
+        return self.faults.failures
 
     @property
     def bytes_written(self) -> int:
@@ -138,20 +146,14 @@ class FaultyStore:
 
     def _is_due(self, operation: str) -> bool:
         """Count a call, and say whether it is one that fails."""
-        self.calls[operation] += 1
-        if self.fail_at is None or self.operation not in (None, operation):
-            return False
-        count = self.calls.total() if self.operation is None else self.calls[operation]
-        due = count == self.fail_at or (self.lasting and count > self.fail_at)
-        self.failures += due
-        return due
+        return self.faults.due(operation) is not None
 
     def _call(self, operation: str, attempt: str) -> None:
         if self._is_due(operation):
             self._fail(attempt)
 
     def _fail(self, attempt: str) -> None:
-        raise spill_error(OSError(self.error, os.strerror(self.error)), f"{attempt} (a fault made for a test)")
+        raise spill_error(made_error(self.error), f"{attempt} (a fault made for a test)")
 
 
 class _FaultyWriter:

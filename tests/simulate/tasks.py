@@ -1,0 +1,458 @@
+"""A streaming join on Spark, without Spark: its tasks, their attempts, and a driver that may die.
+
+The real tasks run (`watersmeet.spark.task`), with the state in a directory or in a bucket. Each attempt is an actor; so
+attempts at one task, those of a batch and of the one after it, and of a query and of its next start are interleaved at
+every operation on files. Results reach the sink as with Spark: of each task one attempt's, of each batch once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from simulate.buckets import ADDRESS, Objects
+from simulate.embedded import expect_sentence, smaller
+from simulate.faults import Killed
+from simulate.schedule import Actor
+from simulate.world import World
+from spark import pipelines
+from spark.pipelines import AsofPipeline, JoinPipeline, ManyPipeline, Pipeline, WindowPipeline
+from spark.window_oracle import (
+    asof_cases,
+    expected_asof,
+    expected_in_windows,
+    expected_pairs,
+    far_ahead,
+    is_plain,
+    is_sparks_multi,
+    many_micro_batches,
+    micro_batches,
+    rows_in_all,
+    spark_cases,
+)
+from watersmeet.checks.cases import make_case, make_kind_case
+from watersmeet.checks.multi_cases import make_multi_case, make_preserving_case
+from watersmeet.checks.multi_windows import make_multi_window_case
+from watersmeet.checks.run import AnyCase, ConformanceError, expected_rows
+from watersmeet.core.errors import SpecError, WatersmeetError
+from watersmeet.core.spec import Output
+from watersmeet.joins.multiway.confluence import ManyConfluence
+from watersmeet.joins.window.many_confluence import ManyWindowConfluence
+from watersmeet.planner import ALGORITHMS
+from watersmeet.spark.state import directory, files, lineage, open_runs
+from watersmeet.spark.state.directory import Batch
+from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.task import operator_cache
+from watersmeet.spark.task.operator_cache import KeptOperators
+
+GROUPS = 2
+_MOST_STARTS = 25
+_MOST_STEPS = 100_000
+_PROGRESSIVE = ("xjoin", "rpj", "pmj", "diner")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A query: its pipeline, its batches, and what must come out of them."""
+
+    name: str
+    pipeline: Pipeline
+    batches: list[tuple[list[pa.RecordBatch], tuple[int, ...]]]
+    expected: Callable[[], Counter[Any]]
+    settled: bool = True
+    """Whether a batch gives what its rows and those before it say, whoever runs it."""
+
+
+def _join(world: World, rng: np.random.Generator, state: Path | str, name: str, make: Any) -> Stream:
+    seed = int(rng.integers(1 << 20))
+    while True:
+        case = make(seed, ALGORITHMS[name])
+        spec = case.spec
+        if spec.output is Output.ROWS and all(is_plain(each.type) for side in (0, 1) for each in spec.input(side)):
+            break
+        seed += 1
+    case = smaller(case, world.trial)
+    settled = name == "confluence"
+    memory = case.memory if settled else case.memory * 8 // 5 + 64
+    pipeline = JoinPipeline(state, spec, memory, name, ends=True, groups=GROUPS, fuel=int(rng.choice([0, 50, 5_000])))
+    return Stream(f"stream join {name}", pipeline, _ending(case, rng), lambda: expected_rows(case), settled)
+
+
+def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) -> Stream:
+    seed, windowed = int(rng.integers(1 << 20)), make is make_multi_window_case
+    while True:
+        case = make(seed, ManyWindowConfluence if windowed else ManyConfluence)
+        if is_sparks_multi(case.spec) and not (windowed and case.spec.window.counted):
+            break
+        seed += 1
+    case = smaller(case, world.trial)
+    if not windowed:
+        pipeline = ManyPipeline(state, case.spec, case.memory, ends=True, groups=GROUPS)
+        return Stream(f"stream {make.__name__[5:]}", pipeline, _ending(case, rng), lambda: expected_rows(case))
+    batches = many_micro_batches(case, rng, most=4)
+    pipeline = ManyPipeline(state, case.spec, case.memory * 8 // 5 + 64, groups=GROUPS)
+    return Stream(
+        "stream window multijoin", pipeline, [(tables, ()) for tables in batches],
+        lambda: expected_in_windows(case.spec, batches),
+    )  # fmt: skip
+
+
+def _window(world: World, rng: np.random.Generator, state: Path | str, name: str) -> Stream:
+    case: Any = smaller(next(spark_cases(name, 1, int(rng.integers(1 << 20)))), world.trial)
+    batches = micro_batches(case, rng, most=4)
+    pipeline = WindowPipeline(state, case.spec, case.memory * 8 // 5 + 64, name, groups=GROUPS)
+    return Stream(
+        f"stream window_join {name}", pipeline, [(tables, ()) for tables in batches],
+        lambda: expected_pairs(case.spec, batches),
+    )  # fmt: skip
+
+
+def _asof(world: World, rng: np.random.Generator, state: Path | str) -> Stream:
+    for found in asof_cases(1 << 20, int(rng.integers(1 << 20))):
+        case: Any = smaller(found, world.trial)
+        pipeline = AsofPipeline(state, case.spec, case.memory * 8 // 5 + 64, groups=GROUPS)
+        if _has_room_ahead(case, pipeline):
+            break
+    batches = micro_batches(case, rng, most=3)
+    none = [case.left.slice(0, 0), case.right.slice(0, 0)]
+    batches += [[none[0], far_ahead(case)], none]
+    return Stream(
+        "stream asof_join", pipeline, [(tables, ()) for tables in batches], lambda: expected_asof(case.spec, batches)
+    )
+
+
+def _has_room_ahead(case: Any, pipeline: AsofPipeline) -> bool:
+    """Whether there is a time beyond all others in the units of both inputs, and a key that it comes with."""
+    ahead = far_ahead(case)
+    try:
+        return ahead is not None and any(pipeline.rows_of(group, 1, ahead).num_rows for group in range(GROUPS))
+    except (SpecError, pa.ArrowInvalid):
+        return False
+
+
+def _ending(case: AnyCase, rng: np.random.Generator) -> list[tuple[list[pa.RecordBatch], tuple[int, ...]]]:
+    """A case's rows as micro-batches; each input ends with its last rows or a batch later."""
+    tables = [case.table(number) for number in range(case.inputs)]
+    count = int(rng.integers(1, 4))
+    cuts = [[0, *sorted(rng.integers(0, t.num_rows + 1, count - 1)), t.num_rows] for t in tables]
+    found: list[tuple[list[pa.RecordBatch], tuple[int, ...]]] = []
+    last = [int(rng.integers(count - 1, count + 1)) for _ in tables]
+    for i in range(count):
+        some = [t.slice(own[i], own[i + 1] - own[i]) for t, own in zip(tables, cuts, strict=True)]
+        found.append((some, tuple(n for n, at in enumerate(last) if at == i)))
+    found.append(([t.slice(0, 0) for t in tables], tuple(n for n, at in enumerate(last) if at == count)))
+    return found
+
+
+STREAMS: tuple[Callable[[World, np.random.Generator, Path | str], Stream], ...] = (
+    lambda w, r, s: _join(w, r, s, "confluence", make_case),
+    lambda w, r, s: _join(w, r, s, "confluence", make_kind_case),
+    lambda w, r, s: _join(w, r, s, str(r.choice(_PROGRESSIVE)), make_case),
+    lambda w, r, s: _many(w, r, s, make_multi_case),
+    lambda w, r, s: _many(w, r, s, make_preserving_case),
+    lambda w, r, s: _many(w, r, s, make_multi_window_case),
+    lambda w, r, s: _window(w, r, s, str(r.choice(["confluence", "ah_ewj", "ewj"]))),
+    lambda w, r, s: _window(w, r, s, "confluence"),
+    _asof,
+)
+
+
+@dataclass
+class Worker:
+    """A process that runs one task at a time, and what it remembers."""
+
+    opened: OpenRuns = field(default_factory=OpenRuns)
+
+    def __post_init__(self) -> None:
+        self.kept = KeptOperators(self.opened)
+        self.busy = False
+
+
+class PerActor:
+    """In place of what a process has once: that of the worker whose turn it is."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def __getattr__(self, name: str) -> Any:
+        actor = self._world.schedule.current
+        assert actor is not None
+        return getattr(getattr(actor.context["worker"], self._name), name)
+
+
+class _Inline:
+    """In place of a pool of threads: one after the other, so that a seed always means the same."""
+
+    def __init__(self, threads: int) -> None:
+        pass
+
+    def __enter__(self) -> _Inline:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def map(self, act: Any, items: Any) -> list[Any]:
+        return [act(item) for item in items]
+
+
+class Driver:
+    """Starts tasks, retries them, takes their results into the sink; dies, and begins again from its checkpoint."""
+
+    def __init__(self, world: World, stream: Stream, rng: np.random.Generator, state: Path | None) -> None:
+        self.world, self.stream, self.rng, self.state = world, stream, rng, state
+        self.starts = 1
+        self.done = 0
+        """Batches that the checkpoint has as done."""
+        self.sink: dict[int, Counter[Any]] = {}
+        self.workers = [Worker() for _ in range(3)]
+        self.failures = 0
+        self.last: BaseException | None = None
+        """The last error of a task."""
+        self.mended: tuple[Path, bytes] | None = None
+        """A file that was damaged, and what it was."""
+        self.harmed: set[str] = set()
+        """Files that ever were: whoever has opened one by then may say so later."""
+
+    @property
+    def run(self) -> str:
+        """This start of the query."""
+        return f"run-{self.starts}"
+
+    def play(self) -> Counter[Any]:
+        """All batches; what the sink has in the end."""
+        while self.done < len(self.stream.batches):
+            self._damage()
+            if self._batch(self.done):
+                self.done += 1
+                self.world.counts["batches"] += 1
+                if self.rng.random() < 0.05:  # the last entry of the checkpoint is lost
+                    self.world.counts["batches replayed"] += 1
+                    self.done -= 1
+                    self._start_again()
+            self._mend()
+        return sum(self.sink.values(), Counter())
+
+    def _batch(self, number: int) -> bool:
+        """Whether the batch came to its end before the driver did."""
+        world, rng = self.world, self.rng
+        found: dict[int, Counter[Any]] = {}
+        groups = range(self.stream.pipeline.groups)
+        self.failures = 0
+        for group in groups:
+            self._attempt(number, group)
+        if rng.random() < 0.2:
+            self._attempt(number, int(rng.integers(len(groups))), "speculative attempts")
+        if self.starts > 1 and rng.random() < 0.3:
+            # The driver before is not dead, and does not know that there is another.
+            world.counts["two drivers at once"] += 1
+            self._attempt(number, int(rng.integers(len(groups))), "tasks", f"run-{self.starts - 1}")
+        for _ in range(_MOST_STEPS):
+            if len(found) == len(groups):
+                break
+            if rng.random() < 0.003:
+                return self._start_again()
+            actor = world.schedule.step()
+            if actor.over:
+                self._ended(actor, number, found)
+                if self.failures > 8:
+                    world.counts["queries failed"] += 1
+                    return self._start_again()
+        else:
+            raise ConformanceError(f"batch {number} does not come to an end")
+        if rng.random() < 0.03:
+            return self._start_again()  # before the sink has it
+        results = sum(found.values(), Counter())
+        if number in self.sink:
+            _same(self.sink[number], results, f"batch {number}, replayed")
+        self.sink.setdefault(number, results)
+        if rng.random() < 0.03:
+            return self._start_again()  # the sink has it, and the checkpoint does not
+        for actor in list(world.schedule.actors):
+            if rng.random() < 0.6:  # others come too late, and nobody tells them
+                self._kill(actor)
+        return True
+
+    def _attempt(self, number: int, group: int, what: str = "tasks", run: str | None = None) -> None:
+        """Start one; each in a worker of its own."""
+        free = [worker for worker in self.workers if not worker.busy]
+        if not free:
+            free = [Worker()]
+            self.workers.append(free[0])
+        worker = free[int(self.rng.integers(len(free)))]
+        worker.busy = True
+        tables, ended = self.stream.batches[number]
+        order = [table.take(pa.array(self.rng.permutation(table.num_rows), pa.int64())) for table in tables]
+        pipeline = self.stream.pipeline
+        self.world.counts[what] += 1
+        self.world.schedule.spawn(
+            f"batch {number} group {group}", lambda: pipeline.attempt(group, order, ended),
+            worker=worker, batch=Batch(number, run or self.run), group=group,
+        )  # fmt: skip
+
+    def _ended(self, actor: Actor, number: int, found: dict[int, Counter[Any]]) -> None:
+        world, context = self.world, actor.context
+        own = context["batch"] == Batch(number, self.run)
+        context["worker"].busy = False
+        if actor.error is None:
+            if not own:
+                return
+            rows, group = rows_in_all(actor.result), context["group"]
+            if group in found:
+                world.counts["results of a second attempt"] += 1
+                _same(found[group], rows, f"two attempts at batch {number} of group {group}")
+            found.setdefault(group, rows)
+            return
+        if isinstance(actor.error, Killed):
+            world.counts["tasks killed"] += 1
+            self._buried(actor)
+        elif isinstance(actor.error, WatersmeetError):
+            expect_sentence(actor.error)
+            self.last = actor.error
+            world.counts[f"task says {type(actor.error).__name__}"] += 1
+            if any(name in str(actor.error) for name in self.harmed):
+                world.counts["damage named"] += 1
+                self._mend()
+            elif own and self._nothing_is_wrong:
+                raise actor.error
+        else:
+            raise actor.error
+        if own:
+            self.failures += 1
+            world.counts["tasks retried"] += 1
+            if self.failures > 4:
+                self._mend()
+            if context["group"] not in found:
+                self._attempt(number, context["group"])
+
+    @property
+    def _nothing_is_wrong(self) -> bool:
+        """Whether there is no reason for a task to fail. Which of two drivers is the later one, no task can know."""
+        counts = self.world.counts
+        reasons = self.world.faults.failed, counts["names listed late"], counts["two drivers at once"], self.harmed
+        return not any(reasons)
+
+    def _kill(self, actor: Actor) -> None:
+        self.world.schedule.kill(actor)
+        self._buried(actor)
+
+    def _buried(self, actor: Actor) -> None:
+        """A worker has died."""
+        self.world.disk.bury(actor)
+        worker = actor.context["worker"]
+        if worker in self.workers:
+            self.workers[self.workers.index(worker)] = Worker()
+
+    def _start_again(self) -> bool:
+        """The driver dies; of its tasks some go on, unaware."""
+        self.starts += 1
+        self.world.counts["drivers died"] += 1
+        if self.starts > _MOST_STARTS:
+            raise ConformanceError(f"does not go on although faults have ended: {self.last}") from self.last
+        for actor in list(self.world.schedule.actors):
+            if self.rng.random() < 0.5:
+                self._kill(actor)
+        if self.rng.random() < 0.3:
+            directory._BEGUN.clear()
+            lineage._ENTRIES.clear()
+        self.world.clock.jump(float(self.rng.normal() * 1e4))
+        self.world.counts["clock jumps"] += 1
+        return False
+
+    def _damage(self) -> None:
+        """A file of the state is torn, altered, or another's."""
+        if self.state is None or self.rng.random() > 0.1:
+            return
+        with self.world.calm():
+            known = sorted(path for path in self.state.glob("group-*/*") if not path.name.startswith("."))
+            if not known:
+                return
+            path = known[int(self.rng.integers(len(known)))]
+            content = path.read_bytes()
+            other = known[int(self.rng.integers(len(known)))].read_bytes()
+            place = int(self.rng.integers(len(content)))
+            way = int(self.rng.integers(3))
+            flipped = (
+                content[:place] + bytes([content[place] ^ (1 << int(self.rng.integers(8)))]) + content[place + 1 :]
+            )
+            altered = [content[:place], flipped, content[:place] + other[place : place + 64] + content[place + 64 :]][
+                way
+            ]
+            if altered == content:
+                return
+            self.world.counts[f"files {('torn', 'altered', 'with another page')[way]}"] += 1
+            self.mended = path, content
+            self.harmed.add(path.name)
+            path.unlink()
+            path.write_bytes(altered)
+        for worker in self.workers:  # those that have it mapped would not notice
+            if not worker.busy:
+                worker.__init__()  # type: ignore[misc]
+
+    def _mend(self) -> None:
+        """Somebody puts back what was there."""
+        if self.mended is not None:
+            path, content = self.mended
+            with self.world.calm():
+                if path.exists():
+                    path.unlink()
+                    path.write_bytes(content)
+            self.mended = None
+
+
+def _same(one: Counter[Any], other: Counter[Any], what: str) -> None:
+    if one != other:
+        raise ConformanceError(f"{what}: {(one - other).total()} results less and {(other - one).total()} more")
+
+
+def play_tasks(world: World) -> None:
+    """One query, from its first batch to its last."""
+    rng = world.trial.rng(5)
+    remote = rng.random() < 0.25
+    state = world.root / "state"
+    with ExitStack() as stack, world.calm():
+        (world.root / "scratch").mkdir()
+        stream = STREAMS[int(rng.integers(len(STREAMS)))](world, rng, ADDRESS if remote else state)
+        pipeline = stream.pipeline
+        # Which of two attempts of a remote directory is the later one counts only there.
+        world.counts[stream.name] += 1
+        world.counts["state in a bucket"] += remote
+        told = world.schedule
+        for module in pipelines.TASKS:
+            _set(stack, module, "current_batch", lambda: (told.current.context["batch"], "query"))  # type: ignore[union-attr]
+            _set(stack, module, "scratch_directory", lambda: world.root / "scratch")
+        _set(stack, operator_cache, "WORKER", PerActor(world, "kept"))
+        _set(stack, open_runs, "WORKER", PerActor(world, "opened"))
+        _set(stack, files, "ThreadPoolExecutor", _Inline)
+        for known in (directory._KNOWN, directory._BEGUN, lineage._ENTRIES):
+            known.clear()
+        if remote:
+            stack.enter_context(Objects(world.faults, world.trial.rng(6), world.counts))
+            pipeline.task = replace(pipeline.task, cache_bytes=1 << 20)
+            _set(stack, directory, "store_at", _cached_at(world.root / "cache"))
+        driver = Driver(world, stream, rng, None if remote else state)
+        world.faults.on = True
+        found = driver.play()
+        world.faults.on = False
+        for actor in list(world.schedule.actors):
+            driver._kill(actor)
+        _same(stream.expected(), found, stream.name)
+        world.counts["runs that spilled"] += pipeline.total("spilled") > 0
+
+
+def _cached_at(root: Path) -> Any:
+    from watersmeet.spark.state.remote import Cache, RemoteStore
+
+    return lambda place, most: RemoteStore.of(place, Cache(root, most))
+
+
+def _set(stack: ExitStack, module: Any, name: str, value: Any) -> None:
+    stack.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, value)

@@ -1,0 +1,96 @@
+"""A little of `make simulate`: every kind of step and fault occurs, nothing goes wrong, and what is broken is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulate import seeds
+from simulate.disk import OPERATIONS
+from simulate.embedded import VERBS
+from simulate.seeds import Outcome, is_of_tasks, play, shrunk
+from simulate.world import Trial
+from watersmeet.matching.ledger import Ledger
+from watersmeet.spark.state.directory import GroupState
+
+SEEDS = 240
+STEPS = (
+    "arrive", "stall", "end", "polls", "snapshots", "restores", "taken up from a snapshot", "clock jumps", "killed",
+    "started again", "went on after an error", "runs that spilled", "batches", "batches replayed", "tasks",
+    "tasks killed", "tasks retried", "speculative attempts", "results of a second attempt", "two drivers at once",
+    "drivers died", "state in a bucket", "names listed late", "puts refused", "damage named", "clear BudgetError",
+    "clear SpillError",
+)  # fmt: skip
+
+
+def test_every_kind_of_step_and_fault_occurs_and_nothing_is_lost_or_left() -> None:
+    steps: Counter[str] = Counter()
+    injected: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        outcome = play(Trial(seed))
+        assert outcome.error is None, f"{outcome}\n{outcome.trial.again}"
+        steps += outcome.steps
+        injected += outcome.injected
+    assert not [name for name in STEPS if not steps[name]]
+    assert not [verb.name for verb in VERBS if not steps[verb.name]]
+    failed = {name.split()[0] for name in injected}
+    assert {*OPERATIONS, "reserve", "put", "get"} <= failed, failed
+    ways = {name.partition(" ")[2] for name in injected}
+    assert {"ENOSPC", "EIO", "ENOSPC half", "EIO after", "kill", "kill after", "blind", "ECONNRESET after"} <= ways, (
+        ways
+    )
+
+
+def test_a_seed_always_means_the_same() -> None:
+    for seed in (1, 2, 5, 9, 14):
+        one, other = play(Trial(seed)), play(Trial(seed))
+        assert (one.steps, one.injected) == (other.steps, other.injected), seed
+
+
+def goes_on_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is run again begins from what an attempt before it has published, not from the batch before."""
+    real = GroupState.latest
+
+    def latest(group: GroupState) -> Any:
+        held, group._batch = group._batch, replace(group._batch, number=group._batch.number + 1)
+        try:
+            return real(group)
+        finally:
+            group._batch = held
+
+    monkeypatch.setattr(GroupState, "latest", latest)
+
+
+def never_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That two rows met in memory is forgotten."""
+    monkeypatch.setattr(Ledger, "together", staticmethod(lambda left, right: np.zeros(len(left.arrived), np.bool_)))
+
+
+def found_within(most: int, tasks: bool) -> Outcome | None:
+    """What the first seed that fails came to, of so many of a sort."""
+    wanted = (seed for seed in range(100_000) if is_of_tasks(seed) is tasks)
+    outcomes = (play(Trial(seed)) for _, seed in zip(range(most), wanted, strict=False))
+    return next((outcome for outcome in outcomes if outcome.error is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "most", "tasks"),
+    [(goes_on_from_itself, 30, True), (never_together, 30, False)],
+)
+def test_what_is_broken_is_found_and_shrunk(
+    mutant: Any, most: int, tasks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    outcome = found_within(most, tasks)
+    assert outcome is not None
+    monkeypatch.setattr(seeds, "_MOST_TRIALS", 12)
+    least = shrunk(outcome)
+    assert type(least.error) is type(outcome.error)
+    told = least.trial
+    assert told.spared or told.rows < 1 or told.dropped or told.fuel > 1
+    assert told.again.startswith(f'make simulate ARGS="--seed {told.seed} ')
+    assert type(play(told).error) is type(least.error)
