@@ -99,7 +99,7 @@ SUITE = Suite(
         _question(5, "big", "id3"),
     ),
     (
-        Setting("in memory", ("ours", "duckdb", "polars", "datafusion", "pandas"), loaded=True),
+        Setting("in memory", ("ours", "duckdb", "polars", "datafusion", "pandas"), loaded=True, scaled=False),
         Setting("a tenth", ("ours", "duckdb", "polars", "datafusion"), share=0.1),
     ),
 )

@@ -82,11 +82,15 @@ class Setting:
     """Of the tables' size, as memory."""
     memory: int = 16 << 30
     """If no share is given."""
+    scaled: bool = True
+    """Whether memory shrinks with the tables."""
     loaded: bool = False
 
     def bytes_for(self, size: int, scale: float) -> int:
         """Memory, at this scale."""
-        wanted = self.share * size if self.share is not None else self.memory * min(scale, 1.0)
+        if self.share is not None:
+            return max(LEAST_MEMORY, int(self.share * size))
+        wanted = self.memory * min(scale, 1.0) if self.scaled else self.memory
         return max(LEAST_MEMORY, int(wanted))
 
 

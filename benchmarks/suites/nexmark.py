@@ -180,7 +180,7 @@ SUITE = Suite(
     "batch; their memory is all that the JVM and its workers have.",
     write,
     QUESTIONS,
-    (Setting("512 MiB", (*SPARK, "ours", "duckdb"), memory=MEMORY),),
+    (Setting("512 MiB", (*SPARK, "ours", "duckdb"), memory=MEMORY, scaled=False),),
     unlimited=SPARK[1:],
     beside=dict.fromkeys(SPARK[1:], SPARK[0]),
 )

@@ -49,7 +49,7 @@ def chosen(names: Sequence[str]) -> list[Suite]:
 
 
 def main(names: Sequence[str], settings: Settings, target: Path | None) -> int:
-    """Run suites; returns 1 if a contestant that came to its end had another result than ours."""
+    """Run suites; returns 1 if ours did not come to its end, or a rival that did had another result."""
     suites = chosen(names)
     many = len(suites) > 1
     if many and target is not None and not target.is_dir():
@@ -59,7 +59,7 @@ def main(names: Sequence[str], settings: Settings, target: Path | None) -> int:
         print(f"{suite.name}: {suite.title}, scale {settings.scale:g}", flush=True)
         print(_HEADING, flush=True)
         told = run(suite, settings)
-        wrong |= any(each["agrees"] is False for each in told["runs"])
+        wrong |= any(each["agrees"] is False or _ours_failed(each) for each in told["runs"])
         if target is not None:
             write(target / f"{suite.name}.json" if target.is_dir() else target, told)
     return int(wrong)
@@ -192,6 +192,10 @@ def _on_spark(task: Task) -> Answer:
         said = " ".join(str(error).split())
         return Answer(EXHAUSTED if is_exhausted(said) else FAILED, said[-300:])
     return Answer(DONE, "", told.results, told.sum, sum(told.seconds), told.seconds[0], told.cpu, told.memory)
+
+
+def _ours_failed(record: Mapping[str, Any]) -> bool:
+    return str(record["contestant"]).startswith(OURS) and record["outcome"] != DONE
 
 
 def _line(record: Mapping[str, Any]) -> str:

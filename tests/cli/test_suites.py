@@ -160,6 +160,8 @@ def test_a_suite_is_run_in_turns_and_disagreement_fails_it(
     assert {each["outcome"] for each in told["runs"] if each["contestant"] == "polars"} == {FAILED}
     assert asked[:3] == [("q1: small inner on int", name) for name in ("ours", "duckdb", "polars")]
     assert "failed: it fell over" in capsys.readouterr().out
+    failed = {"contestant": "ours pmj", "outcome": FAILED}
+    assert run._ours_failed(failed) and not run._ours_failed(failed | {"contestant": "polars"})
     asked.clear()
     assert run.main(["db-benchmark"], Settings(scale=0.0001, repeat=2), None) == 0
     assert {name for _, name in asked} == {"ours"} and len(asked) == 20, "without --peers ours alone"
