@@ -52,7 +52,8 @@ class WindowedMJoin(MultiwayJoin):
     Endless inputs have no clean-up, and a row must have met all it can meet before it is forgotten. So nothing is put
     off: rows that arrive are also looked up in the runs on disk, where they lie, and every result is found when its
     last row comes. No result can come up twice, and no books are kept of who has met. The paper has windows that fit
-    into memory; there nothing is on disk, and this costs nothing.
+    into memory; there nothing is on disk, and this costs nothing. Runs are not merged: each row is looked up in all of
+    them, and each takes a little memory, so that windows of many times the memory are for `confluence`.
 
     An input that has been silent keeps the others' rows alive, where windows measure time: it may still send old rows.
 
