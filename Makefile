@@ -7,6 +7,7 @@
 #   make simulate  whole pipelines by seeds, with faults at any step: the same seed is the same run
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
+#   make memory   every verb in its budget, as the system counts
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
 #   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
@@ -20,7 +21,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos simulate servers versions signals kills fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
+.PHONY: demo test docs chaos simulate servers versions signals kills memory fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -68,6 +69,9 @@ signals: setup
 
 kills: setup
 	PYTHONPATH=tests $(BIN)/python -W ignore tests/stress/kills.py $(ARGS)
+
+memory: setup
+	PYTHONPATH=tests:. $(BIN)/python -W ignore tests/stress/memory.py $(ARGS)
 
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)

@@ -169,6 +169,12 @@ def test_content_that_no_parser_likes(name: str, text: bytes, state: Path, capsy
         assert len(told.err) < 2_000
 
 
+def test_a_batch_whose_mark_is_no_text(state: Path) -> None:
+    (state / "batches" / "000000000001").write_bytes(b"run-\xb0")
+    assert any("000000000001" in each for each in verify(OpenedState(state)).damaged)
+    batch(stream(state), 3)
+
+
 def test_files_with_odd_names_are_not_ours(state: Path) -> None:
     """Digits that are no numbers, and numbers that are none of ours."""
     for place in ("batches", "runs"):

@@ -12,6 +12,8 @@ loaded: so kills find them at work, and not at importing.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import multiprocessing.process
 import os
 import random
 import shutil
@@ -19,7 +21,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,37 +107,32 @@ ACTIONS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def forked(action: Callable[[Path], None], here: Path) -> int:
-    """Do it in a process of its own; returns its number."""
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        os.chdir(here)
-        tempfile.tempdir = str(here / "temporary")
-        with (here / "temporary.log").open("w") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        action(here)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+def work(kind: str, here: Path) -> None:
+    """What a process does that is to be killed."""
+    os.chdir(here)
+    tempfile.tempdir = str(here / "temporary")
+    with (here / "temporary.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    ACTIONS[kind](here)
 
 
-def ended(process: int) -> int:
+def forked(kind: str, here: Path) -> multiprocessing.process.BaseProcess:
+    """Such a process, off one that has done nothing but import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stress.kills"])
+    process = context.Process(target=work, args=(kind, here))
+    process.start()
+    return process
+
+
+def ended(process: multiprocessing.process.BaseProcess) -> int:
     """How a process ended; negative: the signal."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    raise TimeoutError(f"not over after {PATIENCE} s")
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"not over after {PATIENCE} s")
+    return process.exitcode
 
 
 class Killing:
@@ -153,7 +149,7 @@ class Killing:
                 with folder(inputs) as here:
                     self._prepare(kind, here, kind == "relation, upsert")
                     begun = time.monotonic()
-                    code = ended(forked(ACTIONS[kind], here))
+                    code = ended(forked(kind, here))
                     self._takes[kind] = time.monotonic() - begun
                     assert code == 0, (here / "temporary.log").read_text()
                     self._whole[kind] = self._found(kind, here) or Counter()
@@ -181,9 +177,9 @@ class Killing:
         """How one kill ended, in a word, and what is wrong if anything is."""
         with folder(self._inputs) as here:
             self._prepare(kill.kind, here, kill.replaces)
-            process = forked(ACTIONS[kill.kind], here)
+            process = forked(kill.kind, here)
             time.sleep(kill.moment * self._takes[kill.kind])
-            os.kill(process, signal.SIGKILL)
+            process.kill()
             code = ended(process)
             if code not in (0, -signal.SIGKILL):
                 return "failed", (here / "temporary.log").read_text()[-600:]
@@ -254,4 +250,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from stress import kills as imported  # by the name by which processes that are forked off know it
+
+    sys.exit(imported.main())

@@ -341,7 +341,7 @@ def verify(state: OpenedState, told: Callable[[int, int], None] | None = None) -
             _check(found, partial(read_json, path))
     batches = state.batches()
     for number in batches:
-        _check(found, partial(_check_mark, state, number))
+        _check(found, partial(_check_mark, state, number), state.path / "batches" / f"{number:012d}")
     for name in names_in(state.path):
         if name.startswith("group-") and group_number(name, state.division) is None:
             found.left_over.append(str(state.path / name))

@@ -282,7 +282,7 @@ class StateDirectory:
     def _mark_of(self, number: int) -> tuple[str, str]:
         try:
             run, _, division = self._mark(number).read_text().partition(" ")
-        except OSError:
+        except (OSError, ValueError):  # gone, or no text any more: then it is no run's
             return "", ""
         return run, division
 
