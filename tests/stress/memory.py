@@ -148,7 +148,7 @@ def _many_files(rows: int, budget: int, place: Path) -> int:
 
 ODD: dict[str, tuple[Callable[[int, int, Path], int], int]] = {
     "one row to a million": (_one_to_a_million, 4 << 20),
-    "rows of 10 MiB": (_wide_rows, 64 << 20),
+    "rows of 10 MiB": (_wide_rows, 256 << 20),
     "10,000 columns": (_many_columns, 64 << 20),
     "1,000 files": (_many_files, 4 << 20),
 }
