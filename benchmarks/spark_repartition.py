@@ -17,12 +17,12 @@ from benchmarks.figures import Figure, Target, exactness
 from benchmarks.rounds import Settings, middle, take_turns
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.spark.offline.opened import OpenedState
-from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.plan.recipe import JoinFactory
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.task.placement import Placement
 from watersmeet.spark.task.settled_group import SettledGroup
 
 ROWS = 10_000_000

@@ -55,9 +55,19 @@ def skewed(spark: Any, who: str, place: Path, files: int) -> Any:
 
     left, right = (_files(spark, _TIMED, place / side, files) for side in ("left", "right"))
     given: dict[str, Any] = {"time": "at", "window": f"{SKEWED_MS} ms", "memory": MEMORY, "state": place / "state"}
-    if who == "static":
-        return window_join(left, right, on="id", partitions=PARTITIONS, **given)
+    if who in ("split", "static"):
+        return window_join(left, right, on="id", partitions=PARTITIONS, split=who == "split", **given)
     return parallel_join(left, right, on="id", slots=(PARTITIONS, PARTITIONS), reorganize="2 s", **given)
+
+
+def hot(spark: Any, who: str, place: Path, files: int) -> Any:
+    """Rows of one key, all of them kept, in two tasks: with hot keys split, and without."""
+    from watersmeet.spark import join
+
+    left, right = (_files(spark, _TIMED, place / side, files) for side in ("left", "right"))
+    return join(
+        left, right, on="id", partitions=PARTITIONS, memory=MEMORY, state=place / "state", split=who == "split"
+    )  # fmt: skip
 
 
 def clustered(spark: Any, who: str, place: Path, files: int) -> Any:
@@ -123,6 +133,7 @@ VERBS: Mapping[str, Callable[[Any, str, Path, int], Any]] = {
     "window": windowed,
     "outer": outer,
     "skew": skewed,
+    "hot": hot,
     "cluster": clustered,
     "one-key": on_one_key,
     "chain": chained,

@@ -6,15 +6,18 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import functions as fn
 
 from spark.whims import Whims
 from watersmeet import Relation
+from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.spark import asof_join, join, lookup_join, multijoin, parallel_join, window_join
 from watersmeet.spark.plan import asof_join as asof_plan
 from watersmeet.spark.plan import join as join_plan
@@ -23,12 +26,15 @@ from watersmeet.spark.plan import multijoin as multi_plan
 from watersmeet.spark.plan import parallel_join as parallel_plan
 from watersmeet.spark.plan import window_join as window_plan
 from watersmeet.spark.rebalance import master_task
-from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
+from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, in_place, rehomed
 from watersmeet.spark.rebalance.routing import Routing
+from watersmeet.spark.task.placement import Placement
 
 Row = tuple[Any, ...]
 
 KEYS = 2_000
+HOT_KEYS = (0, 1, 2)
 WINDOW = 300
 """Of the column `at`, which grows by a hundred with every file of an input."""
 _FUEL = 500
@@ -75,6 +81,8 @@ class Verb:
     """Whether a worker process keeps what it has read of the state."""
     keys: int = KEYS
     """How many there are; fewer make more results."""
+    hot: float = 0.0
+    """The share of rows that have one of the few keys in `HOT_KEYS`."""
     due: Callable[[Counter[Row]], Counter[Row]] | None = None
     """Where results may be owed for good: those of all results that must have come by now."""
 
@@ -147,14 +155,52 @@ class RestlessMaster(MasterTask):
             master_task.reorganized = own
 
 
-def _parallel_join(streams: list[Any], place: Path, groups: int) -> Any:
-    given = {"memory": "320 KiB", "state": state_of(place), "slots": (1, groups), "groups": 2 * groups}
-    own = parallel_plan.MasterTask
+class Splitter(MasterTask):
+    """Splits keys with almost every batch, whatever the tasks tell."""
+
+    def routing(self) -> Routing:
+        """That of the batch which is at work."""
+        own, master_task.split_only = master_task.split_only, _split_any
+        loads, RoutingFiles.loads = RoutingFiles.loads, lambda files, since: [SlotLoad(0, 0.0, {})]  # type: ignore[method-assign]
+        try:
+            return super().routing()
+        finally:
+            master_task.split_only, RoutingFiles.loads = own, loads  # type: ignore[method-assign]
+
+
+def _split_any(routing: Routing, loads: Any, groups: int, newest: Any) -> Routing:
+    """With one more of the hot keys split, or all of them."""
+    rng = np.random.default_rng()
+    known = {key.key for key in routing.hot}
+    keys = [key for key in _HOT_HASHES if key not in known]
+    if keys and rng.random() < 0.7:
+        ways = int(rng.integers(2, groups + 1))
+        routing = rehomed(routing, Epoch(), int(rng.choice(keys)), groups, newest, ways, int(rng.integers(2)), 1.0)
+    return in_place(routing, groups)
+
+
+def _hot_join(streams: list[Any], place: Path, groups: int) -> Any:
+    return _with(join_plan, Splitter, _join, streams, place, groups)
+
+
+def _hot_window_join(streams: list[Any], place: Path, groups: int) -> Any:
+    return _with(window_plan, Splitter, _window_join, streams, place, groups)
+
+
+def _with(module: ModuleType, master: type[MasterTask], joined: Any, *given: Any) -> Any:
+    """A join whose plan has another master."""
+    own = module.MasterTask
     try:
-        setattr(parallel_plan, "MasterTask", RestlessMaster)  # noqa: B010 - a class, for a while
-        return parallel_join(*streams, on="id", time="at", window=WINDOW, lateness=200, reorganize="0 s", **given)
+        setattr(module, "MasterTask", master)  # noqa: B010 - a class, for a while
+        return joined(*given)
     finally:
-        setattr(parallel_plan, "MasterTask", own)  # noqa: B010
+        setattr(module, "MasterTask", own)  # noqa: B010
+
+
+def _parallel_join(streams: list[Any], place: Path, groups: int) -> Any:
+    given: dict[str, Any] = {"state": state_of(place), "slots": (1, groups), "groups": 2 * groups}
+    given |= {"time": "at", "window": WINDOW, "lateness": 200, "reorganize": "0 s", "memory": "320 KiB"}
+    return _with(parallel_plan, RestlessMaster, partial(parallel_join, on="id", **given), *streams)
 
 
 def _lookup_join(streams: list[Any], place: Path, groups: int) -> Any:
@@ -273,16 +319,25 @@ def _own_named(left: Any) -> Any:
     return left.selectExpr("*", "case when id % 3 != 0 then concat('name ', id) end as name")
 
 
+_SPEC = JoinSpec(pa.schema({"id": pa.int64()}), pa.schema({"id": pa.int64()}), parse_on("id"))
+_HOT_HASHES: list[int] = Placement(_SPEC, by_id=True).hashes([pa.array(HOT_KEYS)]).tolist()
+
 _BOTH = ("left", "right")
 VERBS = {
-    "join": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, keeps_operators=False),
+    "join": Verb(join_plan, "SplitTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, keeps_operators=False),
+    "hot_join": Verb(
+        join_plan, "SplitTask", _BOTH, _PAIRS, _hot_join, _pairs, _own_pairs, keeps_operators=False, hot=0.3
+    ),
+    "hot_window_join": Verb(
+        window_plan, "SlotTask", _BOTH, _PAIRS, _hot_window_join, _close_pairs, _own_close_pairs, hot=0.1
+    ),
     "ending": Verb(
-        join_plan, "OperatorTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True, keeps_operators=False
+        join_plan, "SplitTask", _BOTH, _PAIRS, _join, _pairs, _own_pairs, ends=True, keeps_operators=False
     ),
     "progressive": Verb(join_plan, "OperatorTask", _BOTH, _PAIRS, _progressive, _pairs, _own_pairs, True, True),
-    "window_join": Verb(window_plan, "WindowTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
+    "window_join": Verb(window_plan, "SlotTask", _BOTH, _PAIRS, _window_join, _close_pairs, _own_close_pairs),
     "outer_window_join": Verb(
-        window_plan, "WindowTask", _BOTH, _PAIRS, _outer_window_join, _close_or_alone, _own_close_or_alone, owes=True,
+        window_plan, "SlotTask", _BOTH, _PAIRS, _outer_window_join, _close_or_alone, _own_close_or_alone, owes=True,
         due=_settled,
     ),
     "parallel_join": Verb(parallel_plan, "SlotTask", _BOTH, _PAIRS, _parallel_join, _close_pairs, _own_close_pairs),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.verbs import Verb
+from chaos.verbs import HOT_KEYS, Verb
 
 SCHEMA = "id long, number long, word string, at long"
 _ARROW = pa.schema({"id": pa.int64(), "number": pa.int64(), "word": pa.string(), "at": pa.int64()})
@@ -41,7 +41,9 @@ class Work:
         """So many more files for each input."""
         for _ in range(files):
             for side in self._verb.inputs:
-                self._write(side, self._rng.integers(0, self._verb.keys, rows))
+                ids = self._rng.integers(0, self._verb.keys, rows)
+                ids[self._rng.random(rows) < self._verb.hot] = self._rng.choice(HOT_KEYS)
+                self._write(side, ids)
 
     def offer_every_key(self) -> None:
         """A file for each input that meets everything there is."""
@@ -66,10 +68,14 @@ class Work:
         columns = [pa.array(ids, pa.int64(), mask=nothing), pa.array(numbers), pa.array(words), pa.array(at)]
         rows = pa.table(columns, schema=_ARROW)
         repeated = pa.concat_tables([rows, rows.slice(0, count // 10)])
-        new = self.place / "new" / f"{self._files:05d}.parquet"
-        pq.write_table(repeated, new)
-        new.rename(self.path(side) / new.name)  # a file appears whole
+        self._written(side, repeated)
         self._files += 1
+
+    def _written(self, side: str, rows: pa.Table) -> None:
+        """Rows that an input has from now on."""
+        new = self.place / "new" / f"{self._files:05d}.parquet"
+        pq.write_table(rows, new)
+        new.rename(self.path(side) / new.name)  # a file appears whole
 
     def expected(self) -> Counter[tuple[Any, ...]]:
         """What the verb must have made of all rows so far."""

@@ -17,7 +17,6 @@ import pytest
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
@@ -26,6 +25,7 @@ from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task import window_task
 from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
+from watersmeet.spark.task.placement import Placement
 from watersmeet.spark.task.settled_group import SettledGroup
 from watersmeet.spark.task.window_task import WindowTask
 

@@ -84,6 +84,8 @@ class Parallel:
             master = MasterTask(self.spec, self._factory.fingerprint, GROUPS, self.slots, self.epoch, state, retain=4)
             [answer] = list(master(iter([pa.record_batch({"id": [0]})])))
             routing = answer.column(0)[0].as_py()
+            if routing["refused"] is not None:  # the first task that has a row fails with this
+                raise SnapshotError(routing["refused"])
             if self.hides_routing:
                 patch.setattr(slot_task.RoutingFiles, "current", lambda files: None)
             for slot in range(self.slots[1]) if only is None else [only]:

@@ -18,13 +18,13 @@ from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.joins import division
 from watersmeet.spark.offline.opened import OpenedState, verify
-from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.plan.grid import Grid, grid_for
 from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.state.described import described, many_spec_of
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
+from watersmeet.spark.task.placement import Placement
 from watersmeet.spark.task.settled_group import SettledGroup
 
 ONE = ["r.id = s.id", "s.id = t.id"]

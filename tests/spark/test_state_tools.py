@@ -22,10 +22,10 @@ from watersmeet.core.errors import SnapshotError, SpecError
 from watersmeet.core.spec import JoinSpec, band, parse_on
 from watersmeet.core.windows import WindowJoinSpec, age, landmark, parse_windows
 from watersmeet.spark.offline.opened import OpenedState
-from watersmeet.spark.offline.placement import Placement
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.state.described import described, spec_of
+from watersmeet.spark.task.placement import Placement
 
 
 @pytest.fixture(autouse=True)

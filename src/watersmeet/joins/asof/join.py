@@ -26,7 +26,7 @@ from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
 from watersmeet.joins.asof.left_rows import LeftRows, LeftRun
 from watersmeet.joins.asof.right_side import RightSide
-from watersmeet.joins.asof.sides import LEAST_RUNS, RUN_BYTES, AsofArrival, Disk
+from watersmeet.joins.asof.sides import LEAST_RUNS, RUN_BYTES, AsofArrival, Disk, Known
 from watersmeet.kernels.asof import NOBODY, WAITS
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.nearest import Forgetting, Nearest, Nulls, RightRows, Wanted
@@ -632,6 +632,26 @@ class AsofJoin(RoomFirst, Operator):
         """A merged run takes the place of those that it was made of."""
         self.events["merged"] += 1
         (self.right if number else self.left).merged(merge)
+
+    # --- rows of others ---
+
+    def known(self) -> Known:
+        """What it knows beside its rows: whoever takes these over has to know it, too."""
+        return Known(tuple(self.newest), self._settled, self.left.fresh_low, tuple(self.found.widest))
+
+    def adopt(self, left: Sequence[Sequence[Any]], right: Sequence[Sequence[Any]], known: Known, named: int) -> None:
+        """Take over runs that others of this join have put away, each with its level, the oldest first.
+
+        Of a left one follow the rows that are not in it any more, of a right one its last time. `named`: the numbers up
+        to this one are taken in names of segments.
+        """
+        self.newest, self._settled = list(known.newest), known.settled
+        for side in (_LEFT, _RIGHT):
+            self._allow_widest(side, max(known.widest[side], self.found.widest[side]))
+        self.right.load(list(right))
+        self.left.load({"runs": left, "low": [HIGHEST, known.fresh_low]})
+        self.left.lowest = self.left.lowest_floor()
+        self._dirty, self.disk.written = True, named
 
     # --- the protocol ---
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.cost import Meter
 from watersmeet.engine.arrival import Arrival, Arriving
 from watersmeet.memory import Budget
-from watersmeet.records.bands import LOWEST
+from watersmeet.records.bands import HIGHEST, LOWEST
+from watersmeet.records.times import NEVER
 from watersmeet.runs.sorted_run import OpenRun
 from watersmeet.spill.store import Store
 
@@ -85,6 +87,28 @@ class Disk:
             self._catalogue.grow(more * RUN_BYTES)
         else:
             self._catalogue.shrink(-more * RUN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an as-of join knows beside its rows."""
+
+    newest: tuple[int, ...] = (NEVER, NEVER)
+    """Each input's newest time."""
+    settled: int = HIGHEST
+    """The time that the right input had passed at the last settlement."""
+    fresh_low: int = HIGHEST
+    """No left row that came since then asks as of an earlier time."""
+    widest: tuple[int, ...] = (0, 0)
+
+    def and_also(self, other: Known) -> Known:
+        """What both know of rows of either: the inputs have come as far as anybody knows, and what is not looked up yet
+        by one of them is not.
+        """
+        newest, widest = (tuple(map(max, mine, theirs)) for mine, theirs in (
+            (self.newest, other.newest), (self.widest, other.widest)
+        ))  # fmt: skip
+        return Known(newest, min(self.settled, other.settled), min(self.fresh_low, other.fresh_low), widest)
 
 
 _RIGHT = 1

@@ -22,7 +22,7 @@ from watersmeet.drivers.history import History
 from watersmeet.drivers.progress import Progress
 from watersmeet.records.times import times_for_people
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
-from watersmeet.spark.rebalance.routing import Routing
+from watersmeet.spark.rebalance.routing import Routing, routing_name
 from watersmeet.spark.state.directory import ROWS, batch_of, check_groups, files_of, group_number, manifests, token_of
 from watersmeet.spark.state.files import read_json, understood
 from watersmeet.spark.state.lineage import Lineage, known_runs
@@ -157,7 +157,7 @@ class StateView:
             assert number is not None, "only such are looked at"
             sizes[number] = max(versions.items())[1].nbytes if versions else 0
         newest = max(self.batches(), default=0)
-        routing, batch = self._routing(lineage)
+        routing, batch = self.routing(lineage)
         if routing is None:
             count = max([self.owner["groups"], *(number + 1 for number in sizes)])
             sized = [{"number": number, "slot": None, "load": sizes.get(number, 0)} for number in range(count)]
@@ -204,22 +204,23 @@ class StateView:
         rows = tuple(manifest[ROWS]) if ROWS in manifest else None
         return GroupView(sum(sizes), rows, _size_and_time(entries[name])[1])
 
-    def _routing(self, lineage: Lineage) -> tuple[Routing | None, int]:
+    def routing(self, lineage: Lineage) -> tuple[Routing | None, int]:
+        """The last one that is known, and its batch."""
         names = [
             name
-            for name in _entries(self.path / "routing")
+            for name in _entries(self.path / routing_name(self.division))
             if name.startswith("routing-") and lineage.answers_for(batch_of(name), token_of(name))
         ]
         for name in sorted(names, key=batch_of, reverse=True):
             with suppress(SnapshotError):
-                return Routing.from_json(read_json(self.path / "routing" / name)), batch_of(name)
+                return Routing.from_json(read_json(self.path / routing_name(self.division) / name)), batch_of(name)
         return None, -1
 
     def _loads(self, since: int) -> Iterator[SlotLoad]:
-        for name in _entries(self.path / "routing"):
+        for name in _entries(self.path / routing_name(self.division)):
             if name.startswith("load-") and batch_of(name) >= since:
                 with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-                    yield SlotLoad.from_json(json.loads((self.path / "routing" / name).read_text()))
+                    yield SlotLoad.from_json(json.loads((self.path / routing_name(self.division) / name).read_text()))
 
 
 def _progress(number: int, held: Sequence[GroupView], begun: float, ended: float, first: float) -> Progress:

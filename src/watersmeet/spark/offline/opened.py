@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,11 +20,10 @@ from watersmeet.core.errors import ProtocolError, SegmentError, SnapshotError, S
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.confluence import Confluence
-from watersmeet.records.keys import KeyCodec
 from watersmeet.runs.matched_bits import check_bits
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.io.state_view import StateView
-from watersmeet.spark.offline.placement import Placement
+from watersmeet.spark.rebalance.routing import routing_name
 from watersmeet.spark.state.described import options_of, spec_of
 from watersmeet.spark.state.directory import (
     FORMAT,
@@ -41,6 +41,8 @@ from watersmeet.spark.state.files import NOT_UNDERSTOOD, names_in, read_json, un
 from watersmeet.spark.state.lineage import Lineage, known_runs
 from watersmeet.spark.state.remote import CACHE_BYTES, Place, place_of
 from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spark.task.placement import Placement
+from watersmeet.spark.task.stored_rows import hash_tells_key
 from watersmeet.spill.segment import Segment
 from watersmeet.spill.store import Store
 
@@ -126,7 +128,7 @@ class OpenedState:
     @cached_property
     def hash_tells_key(self) -> bool:
         """Whether a row's key is told by its hash, and kept nowhere else."""
-        return bool(self.spec.equalities) and KeyCodec(self.spec).exact
+        return hash_tells_key(self.spec)
 
     # --- versions ---
 
@@ -148,6 +150,22 @@ class OpenedState:
     def group_path(self, number: int) -> Place:
         """A group's directory."""
         return self.path / group_name(number, self.division)
+
+    @cached_property
+    def homes(self) -> dict[int, frozenset[int]]:
+        """Groups of hot keys that are split: the sides whose rows count there, the others being copies."""
+        routing, _ = StateView(self.place).routing(self.lineage)
+        found = {} if routing is None else routing.sides_in_homes()
+        if found is None:
+            raise SnapshotError(
+                f"a hot key of the state in {self.path} is on its way to other groups: until its window has passed, "
+                f"rows of it are in both; try again when the query has gone on for that long"
+            )
+        return found
+
+    def counted(self, group: int) -> frozenset[int]:
+        """The sides whose rows count in a group."""
+        return frozenset({0, 1}) if group < self.groups else self.homes.get(group, frozenset())
 
     def version(self, group: int, batch: int) -> Version | None:
         """A group as it was after a batch; None if it had no rows by then."""
@@ -247,7 +265,9 @@ def _figures(state: OpenedState) -> dict[str, Any]:
     view = StateView(state.place)
     batches = state.batches()
     groups = [_group(state, version) for version in state.versions()]
-    rows = [group.rows for group in groups if group.rows is not None]
+    rows: list[tuple[int, ...]] = []
+    with suppress(SnapshotError):  # a hot key is on its way, and nobody can tell which rows are copies
+        rows = [_counted_rows(state, group) for group in groups if group.rows is not None]
     reached = view.reached(batches[-1]) if batches else None
     described: dict[str, Any] = state.owner.get("described") or {}
     return {
@@ -274,6 +294,14 @@ def _figures(state: OpenedState) -> dict[str, Any]:
             for each in groups
         ],
     }
+
+
+def _counted_rows(state: OpenedState, group: GroupFigures) -> tuple[int, ...]:
+    """A group's rows of each side, without copies of rows of hot keys."""
+    assert group.rows is not None
+    if group.number < state.groups:
+        return group.rows
+    return tuple(count if side in state.counted(group.number) else 0 for side, count in enumerate(group.rows))
 
 
 def _conditions(described: dict[str, Any]) -> list[str]:
@@ -336,7 +364,7 @@ def verify(state: OpenedState, told: Callable[[int, int], None] | None = None) -
     :param told: is given the number of groups that are done, and of all.
     """
     found = Verified()
-    for directory in ("runs", "versions", "marks", "routing"):
+    for directory in ("runs", "versions", "marks", routing_name(state.division)):
         for path in _small_files(state, directory):
             _check(found, partial(read_json, path))
     batches = state.batches()

@@ -21,10 +21,9 @@ from watersmeet.core.errors import SpecError
 from watersmeet.joins.confluence import Confluence
 from watersmeet.matching.reach import BandKeys
 from watersmeet.records.keys import KeyCodec
-from watersmeet.records.times import FIRST_PAYLOAD, WindowPlan
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.offline.opened import OpenedState, Version
-from watersmeet.spark.offline.placement import keys_of_hashes
+from watersmeet.spark.task.stored_rows import stored_rows
 from watersmeet.spill.store import MemoryStore
 
 SIDES = ("left", "right")
@@ -103,7 +102,8 @@ class StateRows:
         source = state.spec.input(self._side)
         self._keys = state.spec.keys(self._side)
         told = {source.get_field_index(name) for name in self._keys} if state.hash_tells_key else set[int]()
-        self.schema = pa.schema([source.field(i) for i in sorted(kept | told) if i >= 0])
+        self._columns = [i for i in sorted(kept | told) if i >= 0]
+        self.schema = pa.schema([source.field(i) for i in self._columns])
         """The columns that the join keeps."""
         self._where = parse_where(where, self.schema)
         self._pinned = self._pinned_keys()
@@ -117,10 +117,11 @@ class StateRows:
 
     def groups(self) -> list[int]:
         """The groups in which such rows may be."""
+        numbers = [number for number in self._state.group_numbers() if self._side in self._state.counted(number)]
         if self._pinned is None or self._state.verb == "parallel_join":
-            return self._state.group_numbers()
+            return numbers
         (own,) = self._state.placement.groups(self._pinned, self._side, self._state.groups).tolist()
-        return [number for number in self._state.group_numbers() if number == own]
+        return [number for number in numbers if number == own or number >= self._state.groups]
 
     def read(self, groups: Sequence[int] | None = None, batch: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows, of some groups or of all in which they may be, as they are now or were after a batch."""
@@ -156,20 +157,7 @@ class StateRows:
         return int(np.searchsorted(run.hashes(), wanted)), int(np.searchsorted(run.hashes(), wanted, "right"))
 
     def _rows(self, join: Confluence, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
-        plan, source = join.plans[self._side], self._state.spec.input(self._side)
-        before = FIRST_PAYLOAD if isinstance(plan, WindowPlan) else 0
-        places = {source.field(i).name: before + place for place, i in enumerate(plan.sources) if i >= 0}
-        stored = tuple(places[name] for name in self.schema.names if name in places)
-        found = dict(zip(stored, run.gather_all(stored, numbers), strict=True))
-        arrays = []
-        for name in self.schema.names:
-            if name in places:
-                arrays.append(plan.original(places[name], found[places[name]]))
-            else:
-                run.check_hashes(int(numbers[0]), int(numbers[-1]) + 1)
-                hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
-                arrays.append(keys_of_hashes(self._state.spec, self._side, hashes))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return stored_rows(join, self._state.spec, self._side, run, numbers, self._columns)
 
     def _such(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those that meet the conditions."""

@@ -4,6 +4,8 @@
     group-0000 ...      what batches up to the last have left      removed
     group-5f0c77a1-0000 ...                                        the same rows, each where Spark will send its like
 
+Rows of hot keys that were split come together again; of those that were copied, one is taken.
+
 **Atomic.** All of the new groups is written, and has reached the disk, before one small file, `state.json`, is
 replaced: that is the moment. Killed before it, the new directories are nobody's, and the next attempt removes them;
 killed after it, so are the old ones.
@@ -41,14 +43,15 @@ from watersmeet.matching.debts import RunEntry
 from watersmeet.runs.run_set import RunSet
 from watersmeet.runs.sorted_run import SortedRun
 from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
-from watersmeet.spark.offline.placement import Placement, keys_of_hashes, values_of_hashes
 from watersmeet.spark.plan.grid import grid_for, values_of
+from watersmeet.spark.rebalance.routing import routing_name
 from watersmeet.spark.state.described import many_spec_of, options_of
-from watersmeet.spark.state.directory import MOST_GROUPS, ROWS, Batch, GroupState, group_name, group_number
+from watersmeet.spark.state.directory import HOMES, MOST_GROUPS, ROWS, Batch, GroupState, group_name, group_number
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove_directory
 from watersmeet.spark.state.publication import described
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.state.store import VersionedStore
+from watersmeet.spark.task.placement import Placement, keys_of_hashes, values_of_hashes
 from watersmeet.spill.store import Store
 
 _RETAIN = 1 << 40
@@ -75,16 +78,18 @@ def repartition(
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= MOST_GROUPS:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     state = OpenedState(place)
-    many = state.verb == "multijoin"
-    (_refuse_many if many else _refuse)(state, partitions)
+    from watersmeet.spark.offline.repartition_asof import AsofRepartitioning
+
+    many, asof = state.verb == "multijoin", state.verb == "asof_join"
+    (_refuse_many if many else refuse_without_equality if asof else _refuse)(state, partitions)
     for name in names_in(state.path):
         if name.startswith("group-") and group_number(name, state.division) is None:
             remove_directory(state.path / name)  # left by an attempt that was killed
     if many:
         partitions = grid_for(many_spec_of(state.described), partitions).groups
-    if partitions == state.groups:
+    if partitions == state.groups and (many or not state.homes):
         return Repartitioned(partitions, partitions, 0, 0)
-    kind = _ManyRepartitioning if many else _Repartitioning
+    kind = _ManyRepartitioning if many else AsofRepartitioning if asof else Repartitioning
     return kind(state, partitions).run(told or (lambda done, of: None))
 
 
@@ -96,11 +101,7 @@ def _refuse(state: OpenedState, partitions: int) -> None:
             f"{state.path} is the state of a wms.parallel_join, which moves its {state.groups} groups between slots by "
             f"itself; start the query with other slots="
         )
-    if not state.spec.equalities and partitions > 1:
-        raise SnapshotError(
-            f"the join in {state.path} has no equality, so any two rows may meet, and all are one group; add an "
-            f"equality, and start again with a new state directory"
-        )
+    refuse_without_equality(state, partitions)
     if any(state.spec.promises):
         raise SnapshotError(
             f"the inputs of the join in {state.path} promise something, and what was promised so far is known group by "
@@ -110,6 +111,15 @@ def _refuse(state: OpenedState, partitions: int) -> None:
         raise SnapshotError(
             f"the join in {state.path} has a band beside its equalities, for which each group sorts its rows in a way "
             f"of its own; such state cannot be divided. Start again with a new state directory and checkpoint"
+        )
+
+
+def refuse_without_equality(state: OpenedState, partitions: int) -> None:
+    """An error if all rows are one group."""
+    if not state.spec.equalities and partitions > 1:
+        raise SnapshotError(
+            f"the join in {state.path} has no equality, so any two rows may meet, and all are one group; add an "
+            f"equality, and start again with a new state directory"
         )
 
 
@@ -132,7 +142,7 @@ def _refuse_many(state: OpenedState, partitions: int) -> None:
         raise SnapshotError(f"the join in {state.path} has no equality, so any rows may meet, and all are one group")
 
 
-class _NewGroup:
+class NewGroup:
     """One of the new groups, as of the last batch and as of the one before."""
 
     def __init__(self, state: OpenedState, number: int, division: str, batches: list[int]) -> None:
@@ -144,6 +154,8 @@ class _NewGroup:
         self.parts: dict[int, list[Inherited]] = {batch: [] for batch in batches}
         self.sets: dict[int, list[tuple[int, list[str], int]]] = {batch: [] for batch in batches}
         """Of several inputs: the input, the names of its runs, and their level."""
+        self.asof: dict[int, tuple[list[list[Any]], list[list[Any]]]] = {batch: ([], []) for batch in batches}
+        """Of an as-of join: what is told of each run of either input."""
         self._runs = 0
         for batch in batches:
             run = state.lineage.run_for(batch)
@@ -162,7 +174,7 @@ class _NewGroup:
         return self._runs
 
 
-class _Repartitioning:
+class Repartitioning:
     """A state on its way into another number of groups."""
 
     def __init__(self, state: OpenedState, partitions: int) -> None:
@@ -185,7 +197,7 @@ class _Repartitioning:
     def run(self, told: Callable[[int, int], None]) -> Repartitioned:
         """Do it."""
         state = self._state
-        groups = [_NewGroup(state, number, self._division, self._batches) for number in range(self._partitions)]
+        groups = [NewGroup(state, number, self._division, self._batches) for number in range(self._partitions)]
         old = state.group_numbers()
         for done, number in enumerate(old):
             self._divide(number, groups)
@@ -194,11 +206,12 @@ class _Repartitioning:
         self._commit()
         for number in old:
             remove_directory(state.group_path(number))
+        remove_directory(state.path / routing_name(state.division))
         return Repartitioned(state.groups, self._partitions, self._rows, nbytes)
 
     # --- rows ---
 
-    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
+    def _divide(self, number: int, groups: list[NewGroup]) -> None:
         """Let the rows of an old group go to where they belong."""
         versions = {batch: self._state.version(number, batch) for batch in self._batches}
         opened: dict[int, tuple[Confluence, VersionedStore]] = {}
@@ -213,14 +226,14 @@ class _Repartitioning:
                     else:
                         opened[batch] = join, store
                         self._known[batch].add(join)
-            for side in (0, 1):
+            for side in sorted(self._state.counted(number)):
                 self._divide_side(side, opened, groups)
         finally:
             for join, _ in opened.values():
                 join.close()
 
     def _divide_side(
-        self, side: int, opened: dict[int, tuple[Confluence, VersionedStore]], groups: list[_NewGroup]
+        self, side: int, opened: dict[int, tuple[Confluence, VersionedStore]], groups: list[NewGroup]
     ) -> None:
         found: dict[str, dict[int, tuple[Confluence, RunEntry]]] = {}
         for batch, (join, store) in opened.items():
@@ -230,7 +243,7 @@ class _Repartitioning:
             first = min(of)  # what both versions have is written once, as the earlier one's
             self._origins += 1
             join, entry = of[first]
-            place = self._place(join)
+            place = self._place(join.plans)
             self._rows += entry.run.rows if max(of) == self._last else 0
 
             def new_run(target: int, side: int, first: int = first) -> tuple[Store, str]:
@@ -243,7 +256,7 @@ class _Repartitioning:
                     if batch != first:
                         group.stores[batch].share(group.stores[first], [part.name])
 
-    def _place(self, join: Confluence) -> Callable[[int, SortedRun, Int64], Int32]:
+    def _place(self, plans: Any) -> Callable[[int, SortedRun, Int64], Int32]:
         spec, placement, groups = self._state.spec, self._state.placement, self._partitions
         tells = self._state.hash_tells_key
 
@@ -251,10 +264,10 @@ class _Repartitioning:
             if not spec.equalities:
                 return np.zeros(len(numbers), np.int32)
             if tells:
-                hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
+                hashes = self._key_hashes(side, run, numbers)
                 keys: list[pa.Array] = [keys_of_hashes(spec, side, hashes)]
             else:
-                plan = join.plans[side]
+                plan = plans[side]
                 columns = tuple(plan.keys[: len(spec.equalities)])
                 found = run.gather_all(columns, numbers)
                 keys = [plan.original(column, each) for column, each in zip(columns, found, strict=True)]
@@ -262,9 +275,13 @@ class _Repartitioning:
 
         return place
 
+    def _key_hashes(self, side: int, run: SortedRun, numbers: Int64) -> Int64:
+        """The hashes of the keys of rows that follow each other."""
+        return run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
+
     # --- publication ---
 
-    def _publish(self, group: _NewGroup, batch: int) -> int:
+    def _publish(self, group: NewGroup, batch: int) -> int:
         """Let a new group have its state of a batch; returns its bytes."""
         store = group.stores[batch]
         if self._over[batch]:
@@ -277,19 +294,23 @@ class _Repartitioning:
         try:
             self._inherit(join, group, batch)
             rows = [sum(run.rows for run in runs) for runs in join.runs]
-            snapshot = join.snapshot()
+            snapshot = join.snapshot() if self._holds(join) else None
             content = {**described(snapshot, store), **self._told(join, batch, rows)}
-            nbytes = sum(map(store.size, snapshot.segments))
+            nbytes = 0 if snapshot is None else sum(map(store.size, snapshot.segments))
         finally:
             join.close()
         group.states[batch].publish_once(content)
         return nbytes if batch == self._last else 0
 
+    def _holds(self, join: Any) -> bool:
+        """Whether there is anything to be told of it."""
+        return True
+
     def _new_join(self, store: VersionedStore) -> Any:
         """An operator that has seen nothing."""
         return self._state.kind(self._state.spec, MEMORY, store, **options_of(self._state.described))
 
-    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
+    def _inherit(self, join: Any, group: NewGroup, batch: int) -> None:
         """Let it have a new group's runs."""
         store, types = group.stores[batch], [plan.types for plan in join.plans]
         opened = lambda side, name: SortedRun(store, name, types[side])  # noqa: E731
@@ -327,7 +348,8 @@ class _Repartitioning:
                 f"Stop the query first, and divide its state then"
             )
         now = {"groups": self._partitions, "division": self._division, "divided_after": self._last}
-        publish(target, checked_json({**self._state.owner, **now}))
+        owner = {name: value for name, value in self._state.owner.items() if name != HOMES}
+        publish(target, checked_json({**owner, **now}))
         found = read_json(target)
         if found.get("division") != self._division:
             raise SnapshotError(
@@ -335,7 +357,7 @@ class _Repartitioning:
             )
 
 
-class _ManyRepartitioning(_Repartitioning):
+class _ManyRepartitioning(Repartitioning):
     """The same of a join of several inputs: each set of runs, which has its rows in several orders, becomes sets.
 
     Rows that are copied to several groups are taken from the first of the old ones, and are copied to new ones again.
@@ -364,7 +386,7 @@ class _ManyRepartitioning(_Repartitioning):
         self._told_ended = {batch: [False] * inputs for batch in self._batches}
         self._widest = {batch: [0] * inputs for batch in self._batches}
 
-    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
+    def _divide(self, number: int, groups: list[NewGroup]) -> None:
         opened: dict[int, tuple[ManyConfluence, VersionedStore]] = {}
         try:
             for batch in self._batches:
@@ -389,7 +411,7 @@ class _ManyRepartitioning(_Repartitioning):
                 join.close()
 
     def _divide_input(
-        self, number: int, opened: dict[int, tuple[ManyConfluence, VersionedStore]], groups: list[_NewGroup]
+        self, number: int, opened: dict[int, tuple[ManyConfluence, VersionedStore]], groups: list[NewGroup]
     ) -> None:
         found: dict[str, dict[int, tuple[ManyConfluence, RunSet]]] = {}
         for batch, (join, store) in opened.items():
@@ -410,7 +432,7 @@ class _ManyRepartitioning(_Repartitioning):
                         groups[target].stores[batch].share(groups[target].stores[first], written)
 
     def _divided(
-        self, join: ManyConfluence, number: int, run: SortedRun, batch: int, groups: list[_NewGroup]
+        self, join: ManyConfluence, number: int, run: SortedRun, batch: int, groups: list[NewGroup]
     ) -> dict[int, str]:
         """A run's rows as runs of the new groups: their names."""
 
@@ -452,7 +474,7 @@ class _ManyRepartitioning(_Repartitioning):
     def _new_join(self, store: VersionedStore) -> ManyConfluence:
         return ManyConfluence(self._spec, MEMORY, store)
 
-    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
+    def _inherit(self, join: Any, group: NewGroup, batch: int) -> None:
         store = group.stores[batch]
         for number, table in enumerate(join.tables):
             sets = [

@@ -30,8 +30,11 @@ from watersmeet.spark.plan.inputs import (
     with_measures,
 )
 from watersmeet.spark.plan.recipe import JoinFactory
+from watersmeet.spark.plan.splitting import RoutedTagging, answered, splits_keys
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
+from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.split_task import SplitTask
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_task import OperatorTask
@@ -58,6 +61,7 @@ def join(
     time: str | tuple[str, str] | None = None,
     promises: Mapping[str, Mapping[str, Any]] | None = None,
     cache: str | int = CACHE_BYTES,
+    split: bool = True,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch DataFrames: every pair exactly once.
 
@@ -97,6 +101,9 @@ def join(
         `{"left": {"unique": "id"}, "right": {"punctuated": True}}`, in the words of `watersmeet.source`. Rows that will
         find no more partners are then forgotten.
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
+    :param split: whether a key that outgrows its task is split from the next batch on, and for good: the rows of one
+        side are spread over several tasks, those of the other are copied to all of them. Streams joined on equalities
+        by our own algorithm, without promises, do so on Spark 4.1 and later, but for `"full"` joins.
     """
     streaming = is_streaming(left, right)
     ends = _both_end(left, right)
@@ -117,15 +124,27 @@ def join(
     directory = state_path(state, streaming)
     groups = group_count(left, partitions, spec)
     signed = ends and streaming
-    tagging = Tagging(schemas, key_columns(spec, schemas), groups, signed, preserved=spec.kind.preserved)
+    splits = directory is not None and factory.settles and not any(told) and splits_keys(spec, groups, split)
+    kind = RoutedTagging if splits else Tagging
+    tagging = kind(schemas, key_columns(spec, schemas), groups, signed, preserved=spec.kind.preserved)
     times = time_columns(spec, time)
     check_memory(budget, factory)
-    task = OperatorTask(
-        factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retained_batches(left), times,
-        parse_memory(cache), signed, places_by_id(),
+    retain, session = retained_batches(left), left.sparkSession
+    task = (SplitTask if splits else OperatorTask)(
+        factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retain, times, parse_memory(cache),
+        signed, places_by_id(),
     )  # fmt: skip
-    rows, results = tagging.shuffled(left, right, carry_sign=signed), output_schema(spec, schemas)
-    run = portable(task, left.sparkSession)
+    if splits:
+        assert isinstance(tagging, RoutedTagging)
+        assert directory is not None
+        master = MasterTask(
+            spec, factory.fingerprint, groups, (groups, groups), 0.0, directory, retain, factory.described(),
+            moves=False, grows=True,
+        )  # fmt: skip
+        rows = tagging.routed(left, right, answered(master, session), groups, moves=False)
+    else:
+        rows = tagging.shuffled(left, right, carry_sign=signed)
+    results, run = output_schema(spec, schemas), portable(task, session)
     if directory is None:
         return rows.mapInArrow(run, results)
     measured = rows.mapInArrow(run, with_measures(results))

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from watersmeet.core.errors import ProtocolError
 
@@ -84,6 +85,16 @@ class RowLayout:
     ) -> tuple[int, list[tuple[int, pa.RecordBatch]]]:
         """A batch as it comes from the shuffle, as the group it is of and its rows, those of each input together."""
         tags = batch.column(0).to_numpy()
+        found, kinds = self.kinds_of(tags, group)
+        counts = np.bincount(kinds, minlength=self.kinds)
+        pieces = []
+        for number in np.flatnonzero(counts[: len(self.slots)]).tolist():
+            own = batch if counts[number] == len(kinds) else batch.filter(pa.array(kinds == number))
+            pieces.append((number, self.rows_of(own, number, schemas)))
+        return found, pieces
+
+    def kinds_of(self, tags: NDArray[Any], group: int | None) -> tuple[int, NDArray[Any]]:
+        """The group that rows are of, which must be one and the same, and the kind of each."""
         found = int(tags[0]) // self.kinds
         kinds = tags - found * self.kinds
         if kinds.min() < 0 or kinds.max() >= self.kinds or group not in (None, found):
@@ -91,12 +102,7 @@ class RowLayout:
                 f"a task was given rows of group {group if group is not None else found} and of another; "
                 f"nothing may repartition the rows between the union and the join"
             )
-        counts = np.bincount(kinds, minlength=self.kinds)
-        pieces = []
-        for number in np.flatnonzero(counts[: len(self.slots)]).tolist():
-            own = batch if counts[number] == len(kinds) else batch.filter(pa.array(kinds == number))
-            pieces.append((number, self.rows_of(own, number, schemas)))
-        return found, pieces
+        return found, kinds
 
     def ticks_of(self, batch: pa.RecordBatch, schemas: Sequence[pa.Schema]) -> list[tuple[int, pa.RecordBatch]]:
         """The signs of life in a batch, those of each input together."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KEY_HASH = "key_hash"
 _KIND = "kind"
 _PLACE = "place"
-_SIGN = "sign"
+SIGN = "sign"
 _WAKE = "wake"
 _AT = "at"
 _ROWS_TO_A_WAKE = 64
@@ -76,10 +76,10 @@ class Tagging:
 
     def _tagged(self, frame: DataFrame, number: int, carry_sign: bool) -> DataFrame:
         """One input's rows in the common layout, those that can meet nothing left out."""
-        sign = fn.col(_SIGN) if self._has_signs(number) else fn.lit(0).cast("tinyint")
+        sign = fn.col(SIGN) if self._has_signs(number) else fn.lit(0).cast("tinyint")
         plain = self._known(frame, number, sign)
         slots = self._slots(number)
-        carried = [sign.alias(_SIGN)] if carry_sign else []
+        carried = [sign.alias(SIGN)] if carry_sign else []
         if self.timed:
             # Of a streaming query this is when the batch began, also if it is carried out once more.
             carried.append(fn.unix_micros(fn.current_timestamp()).alias(_AT))
@@ -90,7 +90,7 @@ class Tagging:
         everywhere = self._everywhere(by_id) if self.signs or self.layout.wakes else []
         placed = self._placed(plain, [*slots, *carried], own, everywhere, sign, number)
         kept = [f"slot{slot}" for slot in range(self.layout.count)]
-        kept += [*([_SIGN] if carry_sign else []), *([_AT] if self.timed else [])]
+        kept += [*([SIGN] if carry_sign else []), *([_AT] if self.timed else [])]
         place = fn.col(_PLACE)
         group = place if by_id else group_of([place], self.groups)
         tag = (group * self.layout.kinds + fn.col(_KIND)).cast("int").alias(TAG)
@@ -100,11 +100,11 @@ class Tagging:
         """One input's rows that can meet others, or are wanted all the same, their columns named by their places."""
         names = [f"c{i}" for i in range(len(self.schemas[number].fields))]
         signs = self._has_signs(number)
-        plain = frame.toDF(*names, *([_SIGN] if signs else []))  # by position: names may repeat
+        plain = frame.toDF(*names, *([SIGN] if signs else []))  # by position: names may repeat
         if signs:
-            plain = plain.withColumn(_SIGN, sign_code(fn.col(_SIGN)))
+            plain = plain.withColumn(SIGN, sign_code(fn.col(SIGN)))
         if self._ticks(number):
-            plain = plain.where(fn.col(_SIGN).isin(0, SIGN_CODES[TICK]))
+            plain = plain.where(fn.col(SIGN).isin(0, SIGN_CODES[TICK]))
         needed = (*self.keys[number], *(self.needed[number] if self.needed else ()))
         for key in () if self.preserved and self.preserved[number] else needed:
             known = fn.col(f"c{key}").isNotNull()

@@ -29,8 +29,11 @@ from watersmeet.spark.plan.inputs import (
     with_measures,
 )
 from watersmeet.spark.plan.recipe import WindowFactory
+from watersmeet.spark.plan.splitting import RoutedTagging, answered, splits_keys
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
+from watersmeet.spark.rebalance.master_task import MasterTask
+from watersmeet.spark.rebalance.slot_task import SlotTask
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
 from watersmeet.spark.task.operator_group import Shares
@@ -61,6 +64,7 @@ def window_join(
     algorithm: str = "auto",
     delays: bool = False,
     cache: str | int = CACHE_BYTES,
+    split: bool = True,
     **options: Any,
 ) -> DataFrame:
     """Join two streaming DataFrames, or two batch ones, by windows: every pair whose times lie close enough, once.
@@ -106,6 +110,10 @@ def window_join(
     :param delays: of timestamps: the progress has the delays of results, from the time of the later row to when the
         pair was found (`left_delay_p50_ms` and so on, by that row's input).
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
+    :param split: whether a key that outgrows its task is split from the next batch on: the rows of one side are spread
+        over several tasks, those of the other are copied to all of them; of kinds of joins other than inner, after the
+        length of its window. Streams joined on equalities do so on Spark 4.1 and later, but for `"full"` joins, and
+        those with `idle=`, ticks or `emit="final"`.
     :param options: the algorithm's own; they are part of the state, and cannot change when the query is started again.
     """
     windows = parse_windows(window, time, slide, lateness, late, idle, emit)
@@ -114,23 +122,45 @@ def window_join(
     )
     groups = group_count(plan.frames[0], partitions, plan.spec)
     delayed = plan.delay_columns() if delays else None
-    streaming = plan.state is not None
-    timed = streaming and windows.idle is not None
+    streaming, session = plan.state is not None, left.sparkSession
     ticks = plan.ticks if streaming else ()
+    if plan.state is not None and not any(ticks) and plan.gives_at_once and splits_keys(plan.spec, groups, split):
+        measured = _split(plan, session, groups, delayed, parse_memory(cache))
+        return observed(measured, plan.state, plan.memory, figure_names(late=True), SIDES if delayed else ())
     tagging = Tagging(
-        plan.schemas, plan.keys, groups, needed=plan.times, wakes=streaming, ticks=ticks, timed=timed,
-        preserved=plan.spec.kind.preserved,
+        plan.schemas, plan.keys, groups, needed=plan.times, wakes=streaming, ticks=ticks,
+        timed=streaming and windows.idle is not None, preserved=plan.spec.kind.preserved,
     )  # fmt: skip
     task = WindowTask(
         plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, parse_memory(cache),
         numbered=places_by_id(),
     )  # fmt: skip
     rows = tagging.shuffled(*plan.frames, carry_sign=False)
-    run = portable(task, left.sparkSession)
+    run = portable(task, session)
     if plan.state is None:
         return rows.mapInArrow(run, plan.results)
     measured = rows.mapInArrow(run, with_measures(plan.results))
     return observed(measured, str(plan.state), plan.memory, figure_names(late=True), SIDES if delayed else ())
+
+
+def _split(
+    plan: PlannedWindowJoin, session: Any, groups: int, delayed: tuple[str, str] | None, cache: int
+) -> DataFrame:
+    """The same with hot keys split, and figures."""
+    assert plan.state is not None
+    master = MasterTask(
+        plan.spec, plan.factory.fingerprint, groups, (groups, groups), 0.0, plan.state, plan.retain,
+        plan.factory.described(), moves=False, grows=plan.factory.grows,
+    )  # fmt: skip
+    tagging = RoutedTagging(
+        plan.schemas, plan.keys, groups, needed=plan.times, wakes=True, preserved=plan.spec.kind.preserved
+    )
+    task = SlotTask(
+        plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, cache, numbered=True,
+        moves=False,
+    )  # fmt: skip
+    rows = tagging.routed(*plan.frames, answered(master, session), groups, moves=False)
+    return rows.mapInArrow(portable(task, session), with_measures(plan.results))
 
 
 @dataclass(frozen=True)
@@ -184,6 +214,11 @@ class PlannedWindowJoin:
     def spec(self) -> WindowJoinSpec:
         """What is joined."""
         return self.factory.spec
+
+    @property
+    def gives_at_once(self) -> bool:
+        """Whether results come as they are found, and no clock matters."""
+        return self.spec.window.emit == "early" and self.spec.window.idle is None
 
     @property
     def keys(self) -> tuple[list[int], list[int]]:

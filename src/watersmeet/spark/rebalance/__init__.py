@@ -1,1 +1,1 @@
-"""The parallel join: groups that move between tasks, slots that come and go, hot keys that are split."""
+"""Which task joins what: hot keys that are split; of a parallel join, groups that move, slots that come and go."""

@@ -1,8 +1,9 @@
-"""The master of a parallel join: one small task before all others of a micro-batch, which says where rows go.
+"""The master of a join: one small task before all others of a micro-batch, which says where rows go.
 
 Spark runs it as a scalar subquery of the batch's plan, so that one answer holds for all rows of a batch. It looks at
-what the slots told about the batches before, and at the end of a reorganization epoch moves groups, adds or lets go of
-slots, and splits hot keys.
+what the slots told about the batches before. Of a parallel join, it moves groups at the end of a reorganization epoch,
+adds or lets go of slots, and splits hot keys; of other joins, whose groups stay in tasks of their own, it only splits
+hot keys, before any batch.
 
 The routing of every batch, and what the slots did in it, are in the state directory::
 
@@ -21,24 +22,33 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from watersmeet.core.errors import SnapshotError
+from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.records.times import NEVER, Timing
-from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, reorganized
-from watersmeet.spark.rebalance.routing import WAKE, Routing, tracked_side
-from watersmeet.spark.state.directory import Owner, StateDirectory, batch_of, manifests, token_of
+from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, reorganized, split_only
+from watersmeet.spark.rebalance.routing import INPUTS, WAKE, Routing, routing_name, tracked_side
+from watersmeet.spark.state.directory import (
+    Owner,
+    StateDirectory,
+    batch_of,
+    group_name,
+    group_number,
+    manifests,
+    token_of,
+)
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove
 from watersmeet.spark.state.lineage import token
-from watersmeet.spark.state.remote import Place
+from watersmeet.spark.state.remote import Place, in_bucket
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task.context import current_batch, state_place
 from watersmeet.spill.private import open_new
@@ -52,7 +62,7 @@ class RoutingFiles:
 
     def __init__(self, directory: StateDirectory) -> None:
         self._directory = directory
-        self._path: Place = directory.path / "routing"
+        self._path: Place = directory.path / routing_name(directory.division)
         self._batch = directory.batch
         self._lineage = directory.lineage
 
@@ -61,34 +71,45 @@ class RoutingFiles:
         path = self._path / self._name(self._batch.number, token(self._batch.run))
         return Routing.from_json(read_json(path)) if path.exists() else None
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """What there is, listed once."""
+        make_directory(self._path)
+        return names_in(self._path)
+
+    def settled(self) -> Routing | None:
+        """The same, for the master, who knows all names."""
+        name = self._name(self._batch.number, token(self._batch.run))
+        return Routing.from_json(read_json(self._path / name)) if name in self._names else None
+
     def before(self) -> Routing | None:
         """The routing of the last batch before this one that is known; None if none is."""
-        make_directory(self._path)
         routings = [
             name
-            for name in names_in(self._path)
+            for name in self._names
             if name.startswith(_ROUTING)
             and batch_of(name) < self._batch.number
             and self._lineage.answers_for(batch_of(name), token_of(name))
         ]
         last = max(routings, key=batch_of, default=None)
         found = None if last is None else Routing.from_json(read_json(self._path / last))
-        self._check_homes(0 if found is None else len(found.owner))
+        if not in_bucket(self._path) or found is None or found.run != self._batch.run:
+            self._check_homes(0 if found is None else len(found.owner))
         return found
 
     def repeated(self) -> Routing | None:
         """The routing that an earlier run of the query had for this batch, if this one only repeats the batch."""
         for run in self._lineage.repeated(self._batch.number):
-            path = self._path / self._name(self._batch.number, token(run))
-            if path.exists():
-                return Routing.from_json(read_json(path))
+            name = self._name(self._batch.number, token(run))
+            if name in self._names:
+                return Routing.from_json(read_json(self._path / name))
         return None
 
     def publish(self, routing: Routing) -> Routing:
         """Make this the routing of the batch, unless there is one; returns what holds."""
-        make_directory(self._path)
         path = self._path / self._name(self._batch.number, token(self._batch.run))
-        publish(path, checked_json(routing.to_json()), first_wins=True)
+        if publish(path, checked_json(routing.to_json()), first_wins=True) and in_bucket(path):
+            return routing  # as it is there: one request less
         return Routing.from_json(read_json(path))
 
     def tell(self, load: SlotLoad) -> None:
@@ -107,7 +128,7 @@ class RoutingFiles:
     def loads(self, since: int) -> list[SlotLoad]:
         """What slots did from a batch on, as far as they have told."""
         found = []
-        for name in names_in(self._path):
+        for name in self._names:
             if name.startswith(_LOAD) and since <= batch_of(name) < self._batch.number:
                 with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
                     found.append(SlotLoad.from_json(json.loads((self._path / name).read_text())))
@@ -116,7 +137,7 @@ class RoutingFiles:
     def clean(self, since: int) -> None:
         """Drop loads from before a batch, and routings of batches that nobody can go back to."""
         oldest = self._batch.number - self._directory.retain
-        for name in names_in(self._path):
+        for name in self._names:
             batch = batch_of(name)
             is_load = name.removeprefix(".").startswith(_LOAD)
             if 0 <= batch < (since if is_load else oldest):
@@ -124,12 +145,12 @@ class RoutingFiles:
 
     def _check_homes(self, known: int) -> None:
         """Refuse to go on if there are groups of hot keys that the last routing does not know of."""
-        path = self._directory.path
-        numbers = (int(name.removeprefix("group-")) for name in names_in(path) if name.startswith("group-"))
-        for number in sorted(numbers, reverse=True):
+        path, division = self._directory.path, self._directory.division
+        numbers = (group_number(name, division) for name in names_in(path))
+        for number in sorted((number for number in numbers if number is not None), reverse=True):
             if number < max(known, self._directory.groups):
                 return
-            group = path / f"group-{number:04d}"
+            group = path / group_name(number, division)
             if any(batch < self._batch.number for batch in manifests(names_in(group), self._lineage)):
                 raise SnapshotError(
                     f"the state in {group} is that of a hot key, and the file in {self._path} that says of which is "
@@ -143,17 +164,24 @@ class RoutingFiles:
 
 _PLACES = pa.list_(pa.struct({"place": pa.int32(), "kind": pa.int32()}))
 ANSWER = pa.struct(
-    {"slots": pa.list_(pa.int32()), "wakes": _PLACES, "hot": pa.map_(pa.int32(), pa.list_(pa.list_(_PLACES)))}
+    {
+        "slots": pa.list_(pa.int32()),
+        "wakes": _PLACES,
+        "signs": pa.list_(_PLACES),
+        "hot": pa.map_(pa.int32(), pa.list_(pa.list_(_PLACES))),
+        "refused": pa.string(),
+    }
 )
-"""The slot of each group; rows that wake every slot; and for each hot key and side the lists of places, one of which
-a row goes to."""
+"""The slot of each group; rows that wake every slot, or every group where they stay; for each side where signs go; for
+each hot key and side the lists of places, one of which a row goes to; and why no row may be sent. Spark tells nobody
+why a subquery has failed: so that is an answer, too, with which the first task that has a row fails."""
 
 
 @dataclass(frozen=True)
 class MasterTask:
     """The function of `mapInArrow` over one row: the routing of the batch."""
 
-    spec: WindowJoinSpec
+    spec: JoinSpec
     fingerprint: str
     groups: int
     slots: tuple[int, int]
@@ -163,50 +191,61 @@ class MasterTask:
     retain: int
     described: dict[str, Any] | None = None
     """The join for its state."""
+    moves: bool = True
+    """Whether groups move between slots; else each stays in one of its own, and only hot keys are split."""
+    grows: bool = False
+    """Whether inputs may have new columns."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one row with one."""
         for batch in batches:
             if batch.num_rows:
-                yield pa.RecordBatch.from_arrays([pa.array([_answer(self.routing())], ANSWER)], ["routing"])
+                try:
+                    answer = _answer(self.routing(), self.moves)
+                except SnapshotError as error:
+                    answer = {"slots": [], "wakes": [], "signs": [], "hot": [], "refused": str(error)}
+                yield pa.RecordBatch.from_arrays([pa.array([answer], ANSWER)], ["routing"])
 
     def routing(self) -> Routing:
         """That of the batch which is at work; settled now, if it has not been."""
         batch, query = current_batch()
         told = self.described
         describe = None if told is None else lambda: told
-        owner = Owner(self.fingerprint, self.groups, query, "groups", self.spec.tick, describe)
+        owner = Owner(
+            self.fingerprint, self.groups, query, "groups" if self.moves else "partitions",
+            self.spec.tick if isinstance(self.spec, WindowJoinSpec) else None, describe, grows=self.grows,
+        )  # fmt: skip
         directory = StateDirectory(state_place(self.state), owner, batch, self.retain)
         files = RoutingFiles(directory)
-        known = files.current()
+        known = files.settled()
         if known is not None:
             return known
-        before = files.before()
-        newest = Marks(directory, 2, NEVER).before()
-        now = _now()
+        before, now = files.before(), _now()
         again = files.repeated()
         if again is not None:
             routing = replace(again, epoch=batch.number, began=now)  # an epoch is of one run
         else:
-            routing = self._next(before, files, newest, batch.number, batch.run, now, partial(_is_empty, directory))
+            routing = self._next(before, files, directory, now)
+        if routing.hot:
+            directory.note_homes()
         settled = files.publish(replace(routing, run=batch.run, settled=now))
         files.clean(settled.epoch)
         return settled
 
-    def _next(
-        self,
-        before: Routing | None,
-        files: RoutingFiles,
-        newest: list[int],
-        number: int,
-        run: str,
-        now: float,
-        is_empty: Callable[[int], bool],
-    ) -> Routing:
+    def _next(self, before: Routing | None, files: RoutingFiles, directory: StateDirectory, now: float) -> Routing:
+        number, run = directory.batch.number, directory.batch.run
         if before is None:
-            first = Routing.begin(self.groups, self.slots[1], tracked_side(self.spec.kind))
+            keeps = not isinstance(self.spec, WindowJoinSpec)
+            first = Routing.begin(self.groups, self.slots[1], tracked_side(self.spec.kind), keeps=keeps)
             return replace(first, epoch=number, began=now)
-        routing = replace(before.without_expired(newest, Timing(self.spec), is_empty), moved=())
+        loads = [] if self.moves else files.loads(number - 1)
+        newest = [NEVER] * INPUTS
+        if isinstance(self.spec, WindowJoinSpec) and (before.hot or loads or self.moves):
+            newest = Marks(directory, INPUTS, NEVER).before()
+            before = before.without_expired(newest, Timing(self.spec), partial(_is_empty, directory))
+        routing = replace(before, moved=())
+        if not self.moves:
+            return replace(split_only(routing, loads, self.groups, newest), epoch=number, began=now)
         fitting = routing.within(*self.slots)
         # An epoch is of one run, and of one clock as long as that goes forward.
         if before.run != run or fitting is not routing or now < routing.began:
@@ -227,13 +266,16 @@ def _now() -> float:
     return time.time()
 
 
-def _answer(routing: Routing) -> dict[str, object]:
+def _answer(routing: Routing, moves: bool) -> dict[str, object]:
     firsts = {slot: group for group, slot in reversed(list(enumerate(routing.owner))) if slot >= 0}
+    woken = firsts.values() if moves else routing.live
     hot = [(key.key, [[_places(choice) for choice in key.places(side)] for side in (0, 1)]) for key in routing.hot]
     return {
         "slots": [max(0, slot) for slot in routing.owner],
-        "wakes": _places([(group, WAKE) for group in firsts.values()]),
+        "wakes": _places([(group, WAKE) for group in woken]),
+        "signs": [_places([(group, side) for group in routing.live]) for side in range(INPUTS)],
         "hot": hot,
+        "refused": None,
     }
 
 

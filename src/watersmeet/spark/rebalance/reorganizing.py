@@ -5,6 +5,10 @@ until all slots are done with the batch before. So a slot's share of time in whi
 buffer was; time in which no slot can work, because Spark reads and sends the rows of a batch, is left out. A slot that
 works for more than half of its time is a supplier if another one is idler than most; that one is the consumer. What
 moves, and whether there are to be more or fewer slots, is then said by `policies.balancing`.
+
+Where groups stay where they are, each in a task of its own, only hot keys are split. A task tells of its group only if
+a key there has outgrown it, as far as the group itself can tell: keys are hashed, so that what it has to do for all
+others is about what every group has to do. What a group has to do is told by its rows and results.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ _COLD = 0.25
 """And goes back to its group with less than this."""
 _MOST_HOT = 16
 """Every row is compared with all hot keys."""
+LEAST_WORK = 20_000
+"""Rows and results of a key in a batch, from which on it is split where groups stay: less is done before it matters."""
+_MOST_WAYS = 8
+"""Groups of a home where groups stay: what is copied is copied to each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,57 @@ def reorganized(routing: Routing, epoch: Epoch, slots: tuple[int, int], groups: 
     return _cooled(_moved(routing, epoch, busy, slots), epoch, fair, groups, newest)
 
 
+def is_hot(group: GroupLoad, groups: int) -> bool:
+    """Whether a key has outgrown its group, which is one of so many, as far as the group can tell.
+
+    >>> tops = [TopKey(7, share, (9, 9)) for share in (0.3, 0.5, 0.9)]
+    >>> [is_hot(GroupLoad(50_000, 50_000, 1.0, top), groups=4) for top in tops]
+    [False, True, True]
+    >>> is_hot(GroupLoad(500, 500, 1.0, tops[-1]), groups=4)
+    False
+    """
+    if group.top is None:
+        return False
+    work = group.rows + group.results
+    own = work * group.top.share
+    fair = (work - own) + own / groups
+    return own >= LEAST_WORK and own > _OUTGROWN * fair
+
+
+def split_only(routing: Routing, loads: Sequence[SlotLoad], groups: int, newest: Sequence[int]) -> Routing:
+    """The routing after a batch where groups stay where they are: with a key that has outgrown its group split.
+
+    :param loads: what slots have told, of those groups in which there is a hot key, or were
+    """
+    told = {number: load for each in loads for number, load in each.groups.items()}
+    own = [load for number, load in told.items() if number < groups]
+    if not own:
+        return routing
+    # What silent groups have to do is what the others have beside their heaviest keys.
+    usual = sum((load.rows + load.results) * (1 - (load.top.share if load.top else 0)) for load in own) / len(own)
+    epoch = Epoch(work=dict.fromkeys(range(groups), usual))
+    for number, load in told.items():
+        epoch.work[number] = float(load.rows + load.results)
+        if load.top is not None and (number >= groups or is_hot(load, groups)):
+            entry = (number, load.top, epoch.work[number] * load.top.share)
+            epoch.keys.setdefault(load.top.key, []).append(entry)
+    fair = sum(epoch.work.values()) / groups
+    split = _split(routing, epoch, fair, min(groups, _MOST_WAYS), groups, newest)
+    if split is None and not routing.keeps:
+        split = _cooled(routing, epoch, fair, groups, newest)
+    return in_place(split or routing, groups)
+
+
+def in_place(routing: Routing, groups: int) -> Routing:
+    """The same with every group in the slot that its number tells, so that rows are sent there without being told.
+
+    >>> in_place(Routing((0, 1, 2, -1, 0, 0), (0, 1, 2)), groups=3).owner
+    (0, 1, 2, -1, 1, 2)
+    """
+    owner = tuple(slot if slot < 0 else number % groups for number, slot in enumerate(routing.owner))
+    return replace(routing, owner=owner)
+
+
 def _moved(routing: Routing, epoch: Epoch, busy: dict[int, float], slots: tuple[int, int]) -> Routing:
     mean = sum(busy.values()) / len(busy)
     thresholds = Thresholds(min(_BELOW_MEAN * mean, 0.99 * SUPPLIER), SUPPLIER)
@@ -173,6 +232,10 @@ def _split(
             continue
         told = [entry[1].rows for entry in epoch.keys[key]]
         rows = [max(each[side] for each in told) if ways > 1 else sum(each[side] for each in told) for side in (0, 1)]
+        if routing.keeps and (
+            key in known or (routing.tracked != NEITHER and rows[routing.tracked] < rows[1 - routing.tracked])
+        ):
+            continue  # it is split for good; or what would be copied for good is more than what is spread
         return rehomed(routing, epoch, key, groups, newest, wanted, int(rows[1] > rows[0]), weight)
     return None
 
@@ -191,6 +254,12 @@ def rehomed(
 ) -> Routing:
     """With a new home for a key, its parts in the slots that have least to do."""
     tracked = routing.tracked
+    if routing.keeps:
+        if tracked == BOTH or ways == 1 or any(each.key == key for each in routing.hot):
+            return routing
+        side = spread if tracked == NEITHER else tracked
+        base, home = Home(key % groups, spread=side), Home(len(routing.owner), ways, side)
+        return _with_homes(routing, epoch, HotKey(key, (base, home), side), base, weight)
     base = Home(key % groups, spread=max(0, tracked))
     known = next((each for each in routing.hot if each.key == key), HotKey(key, (base,), tracked))
     if tracked != NEITHER:

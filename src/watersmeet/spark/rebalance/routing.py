@@ -18,6 +18,13 @@ row has expired and, if it found nobody, has come out. Where it matters of both 
 
     left row  ──▶ one group of the last home that is ripe        right row ──▶ all groups of all homes
 
+Where rows never expire (`keeps`), an old home would be visited for good, and by most rows of the key, for whom the few
+rows of the other side came long ago. So the new home's groups begin with copies of what the old one has of the copied
+side (`split_task`), which makes them ripe at once, whatever the kind of the join. Rows of the spread side stay where
+they are, and rows of the other side go on to be copied there, too. So a pair is found in the group that has its row of
+the spread side: each of these is in one group, and that group is given all rows of the other side, once. Such a key is
+split once, and for good.
+
 Any map from groups to slots gives the same results. The homes of keys are part of the state.
 """
 
@@ -47,6 +54,11 @@ def tracked_side(kind: Kind) -> int:
     return BOTH if len(sides) > 1 else sides[0] if sides else NEITHER
 
 
+def routing_name(division: str) -> str:
+    """The directory of routings: another one once the keys were divided anew, which puts hot keys together."""
+    return f"routing-{division}" if division else "routing"
+
+
 class Role(IntEnum):
     """What a row does in the group that it is sent to."""
 
@@ -62,7 +74,7 @@ WAKE = INPUTS * len(Role)
 """The kind of rows that only wake a slot; the others' is their role's, and their side."""
 KINDS = WAKE + 1
 
-_PLAIN = ("epoch", "began", "run", "settled", "tracked")
+_PLAIN = ("epoch", "began", "run", "settled", "tracked", "keeps")
 """What of a routing JSON holds as it is."""
 Place = tuple[int, int]
 """A group that a row is sent to, and the kind of row that it is there."""
@@ -135,7 +147,7 @@ class HotKey:
     homes: tuple[Home, ...]
     """The last one is the present one; in those before are rows that have not expired."""
     tracked: int = NEITHER
-    """The side of which it matters who has found a partner."""
+    """The side of which each row must be in one group, which has all of the other side's."""
 
     @property
     def home(self) -> Home:
@@ -203,11 +215,19 @@ class Routing:
     """When, in seconds since 1970: Spark then begins to send rows to the slots."""
     tracked: int = NEITHER
     """The side of which it matters who has found a partner."""
+    keeps: bool = False
+    """Whether rows never expire."""
 
     @classmethod
-    def begin(cls, groups: int, slots: int, tracked: int = NEITHER) -> Routing:
+    def begin(cls, groups: int, slots: int, tracked: int = NEITHER, *, keeps: bool = False) -> Routing:
         """All groups dealt to so many slots."""
-        return cls(tuple(group % slots for group in range(groups)), tuple(range(slots)), tracked=tracked)
+        owner = tuple(group % slots for group in range(groups))
+        return cls(owner, tuple(range(slots)), tracked=tracked, keeps=keeps)
+
+    @property
+    def live(self) -> list[int]:
+        """All groups that there are."""
+        return [group for group, owner in enumerate(self.owner) if owner >= 0]
 
     def groups_of(self, slot: int) -> list[int]:
         """What a slot joins."""
@@ -227,6 +247,8 @@ class Routing:
 
         `is_empty` says of a group whether no row waits there to come out alone.
         """
+        if self.keeps or not self.hot:
+            return self
         owner = list(self.owner)
         hot = []
         for key in self.hot:
@@ -242,10 +264,31 @@ class Routing:
                 hot.append(replace(key, homes=homes))
         return replace(self, owner=tuple(owner), hot=tuple(hot))
 
+    def sides_in_homes(self) -> dict[int, frozenset[int]] | None:
+        """Of each group of a hot key, the sides whose rows count there, the others being copies.
+
+        None: a home is not ripe yet, and nobody can tell which rows are copies.
+
+        >>> Routing((0, 1, 0, 1), (0, 1), (HotKey(77, (Home(1), Home(2, 2)), tracked=0),), keeps=True).sides_in_homes()
+        {2: frozenset({0}), 3: frozenset({0})}
+        """
+        found: dict[int, frozenset[int]] = {}
+        for key in self.hot:
+            if any(home.since is not None for home in key.homes):
+                return None
+            for place, home in enumerate(key.homes):
+                # What is copied is in every group of a home. Where one side is spread for good, it is in all homes.
+                whole = place == 0 if key.tracked != NEITHER else True
+                if home.ways > 1:
+                    both = frozenset({0, 1})
+                    found |= dict.fromkeys(home.groups, frozenset({home.spread}))
+                    found[home.first] = both if whole else found[home.first]
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """As something that JSON can hold."""
         hot = [
-            [key.key, [[home.first, home.ways, home.spread, home.until, home.since] for home in key.homes]]
+            [key.key, [[home.first, home.ways, home.spread, home.until, home.since] for home in key.homes], key.tracked]
             for key in self.hot
         ]
         rest = {name: getattr(self, name) for name in _PLAIN}
@@ -262,7 +305,7 @@ class Routing:
         True
         """
         tracked = found.get("tracked", NEITHER)
-        hot = tuple(HotKey(key, tuple(map(_home, homes)), tracked) for key, homes in found["hot"])
+        hot = tuple(HotKey(key, tuple(map(_home, homes)), *(own or [tracked])) for key, homes, *own in found["hot"])
         rest = {**{name: found[name] for name in _PLAIN if name in found}, "tracked": tracked}
         return cls(tuple(found["owner"]), tuple(found["active"]), hot, tuple(found["moved"]), **rest)
 

@@ -1,34 +1,29 @@
-"""What runs in a slot of a parallel join: the rows of all its groups of one micro-batch in, their results out.
+"""What runs in a slot of a window join: the rows of all its groups of one micro-batch in, their results out.
 
-The groups are joined one after the other, each from the state of the batch before to that of this one, as a task of
-`window_join` does it with its only group; at the end all of them are published, and the slot tells how long it took.
-
-Spark delivers the rows of all groups mixed. What exceeds the memory is written to disk in parts, each in the order of
-groups, a page for every group and kind of rows; what is read back of them is one group's at a time.
+The groups are joined one after the other, each from the state of the batch before to that of this one; at the end all
+of them are published. Of a parallel join, groups move between slots, and each slot tells how long it took. Otherwise
+each slot has a group of its own, and those of hot keys that have a home there: it tells of them, where there is one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int32
 from watersmeet.records.times import NEVER, Timing
-from watersmeet.records.types import put_together
 from watersmeet.spark.plan.recipe import WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.rebalance.master_task import RoutingFiles
-from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad, TopKey
+from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad, is_hot
 from watersmeet.spark.rebalance.routing import INPUTS, WAKE, Role, Routing
+from watersmeet.spark.rebalance.slot_rows import KeySample, SlotRows
 from watersmeet.spark.state.directory import Owner, StateDirectory
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.state.watermarks import Marks
@@ -40,101 +35,6 @@ from watersmeet.spark.task.operator_group import Shares
 from watersmeet.spark.task.timed_rows import TimedArrivals
 from watersmeet.spark.task.window_group import WindowGroup
 from watersmeet.spill.file_store import FileStore
-from watersmeet.spill.segment import Segment, SegmentWriter
-from watersmeet.spill.store import Store
-
-_PAGE_ROWS = 4096
-_MOST_BYTES = 1 << 30
-"""Of strings in one array: their offsets have 32 bits."""
-
-
-class SlotRows:
-    """Rows by their tags, which are in the first column; in memory at most twice `limit` bytes of them.
-
-    >>> from watersmeet.spill.store import MemoryStore
-    >>> rows = SlotRows(kinds=2, limit=1 << 20, scratch=MemoryStore)
-    >>> rows.add(pa.record_batch({"tag": pa.array([7, 4, 7], pa.int32()), "id": [1, 2, 3]}))
-    >>> rows.groups(), [(kind, piece["id"].to_pylist()) for kind, piece in rows.of(3)]
-    ([2, 3], [(1, [1, 3])])
-    """
-
-    def __init__(self, kinds: int, limit: int, scratch: Callable[[], Store]) -> None:
-        self._kinds = kinds
-        self._limit = min(limit, _MOST_BYTES)
-        self._scratch = scratch
-        self._store: Store | None = None
-        self._waiting: list[pa.RecordBatch] = []
-        self._held = 0
-        self.peak = 0
-        """The most bytes that were in memory at once."""
-        self._segments: dict[str, Segment] = {}
-        self._pieces: dict[int, list[tuple[int, pa.RecordBatch | tuple[str, int]]]] = {}
-        """Of each group: the kind, and the rows, or the segment and page where they are."""
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of any groups."""
-        if not batch.num_rows:
-            return
-        if self._held and self._held + batch.nbytes > self._limit:
-            self._settle(to_disk=True)
-        self._waiting.append(batch)
-        self._held += batch.nbytes
-        self.peak = max(self.peak, 2 * self._held)
-
-    def groups(self) -> list[int]:
-        """Those that have rows, in their order; all rows have come."""
-        self._settle(to_disk=self._store is not None)
-        return sorted(self._pieces)
-
-    def of(self, group: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """A group's rows, each piece of one kind; they are gone then."""
-        for kind, where in self._pieces.pop(group):
-            if isinstance(where, pa.RecordBatch):
-                yield kind, where
-            else:
-                yield kind, self._segments[where[0]].read_page(where[1])
-                self._segments[where[0]].release(where[1])
-
-    def close(self) -> None:
-        """Let go of everything."""
-        self._waiting, self._pieces, self._segments = [], {}, {}
-        if self._store is not None:
-            self._store.close()
-
-    def _settle(self, to_disk: bool) -> None:
-        """Put the rows at hand into the order of their tags."""
-        if not self._waiting:
-            return
-        whole = put_together(self._waiting)
-        assert whole is not None, "types that Spark hands to Python can be put together"
-        self._waiting, self._held = [], 0
-        tags: Int32 = whole.column(0).to_numpy()
-        order = np.argsort(tags, kind="stable")
-        bounds = np.flatnonzero(np.diff(tags[order], prepend=-1, append=-1))
-        ordered = whole.take(pa.array(order))
-        spans = [(int(tags[order[start]]), start, end) for start, end in pairwise(bounds.tolist())]
-        if to_disk:
-            self._write(ordered, spans)
-        else:
-            for tag, start, end in spans:
-                self._note(tag, ordered.slice(start, end - start))
-
-    def _write(self, ordered: pa.RecordBatch, spans: list[tuple[int, int, int]]) -> None:
-        if self._store is None:
-            self._store = self._scratch()
-        name = f"slot-{len(self._segments)}"
-        page = 0
-        with SegmentWriter(self._store, name, ordered.schema) as writer:
-            for tag, start, end in spans:
-                for first in range(start, end, _PAGE_ROWS):
-                    writer.write_page(ordered.slice(first, min(_PAGE_ROWS, end - first)))
-                    self._note(tag, (name, page))
-                    page += 1
-            self._segments[name] = writer.seal()
-
-    def _note(self, tag: int, where: pa.RecordBatch | tuple[str, int]) -> None:
-        self._pieces.setdefault(tag // self._kinds, []).append((tag % self._kinds, where))
-
 
 FIGURES = [*figure_names(late=True), "slots", "moved", "hot_keys"]
 """What a slot tells of a batch."""
@@ -148,7 +48,7 @@ _LOOK_EVERY = 8
 
 @dataclass(frozen=True)
 class SlotTask:
-    """The function of `mapInArrow` of a parallel join."""
+    """The function of `mapInArrow` of a streaming window join whose hot keys are split, and of a parallel one."""
 
     factory: WindowFactory
     layout: RowLayout
@@ -162,6 +62,8 @@ class SlotTask:
     """Of state elsewhere: what may be kept of it on this machine."""
     numbered: bool = False
     """Whether a task's number is that of its slot."""
+    moves: bool = True
+    """Whether groups move between slots."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -192,11 +94,15 @@ class _Slot:
         self._task, self._rows, self._numbers, self._began = task, rows, numbers, began
         place = state_place(task.state)
         batch, query = current_batch()
-        describe = partial(task.factory.described, "parallel_join")
-        owner = Owner(task.factory.fingerprint, task.groups, query, "groups", task.factory.spec.tick, describe)
+        describe = partial(task.factory.described, "parallel_join" if task.moves else "window_join")
+        owner = Owner(
+            task.factory.fingerprint, task.groups, query, "groups" if task.moves else "partitions",
+            task.factory.spec.tick, describe, grows=not task.moves and task.factory.grows,
+        )  # fmt: skip
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)
         self._files = RoutingFiles(self._directory)
-        self._routing = self._files.current()
+        # Where groups stay, rows tell all that is to be done, unless something waits for its time.
+        self._routing = self._files.current() if task.moves or task.factory.waits_for_time else None
         self._slot = -1 if slot is None else slot
         if self._routing is not None and numbers:
             self._slot = self._routing.owner[numbers[0]]
@@ -231,10 +137,18 @@ class _Slot:
         if any(own > known for own, known in zip(self._newest, self._before, strict=True)):
             self._marks.tell(self._numbers[0], self._newest)
         seconds = time.monotonic() - self._began[1]
-        if self._routing is not None:
+        if not self._task.moves:
+            self._tell_if_hot(seconds)
+        elif self._routing is not None:
             lag = max(0.0, self._began[0] - self._routing.settled)
             self._files.tell(SlotLoad(self._slot, seconds, self._loads, self._directory.batch.number, lag))
         yield figures_row(self._task.factory.output, self._told(seconds))
+
+    def _tell_if_hot(self, seconds: float) -> None:
+        """What the master has to know where groups stay: of keys that are hot, or were."""
+        groups = self._task.groups
+        if any(number >= groups or is_hot(load, groups) for number, load in self._loads.items()):
+            self._files.tell(SlotLoad(self._slot, seconds, self._loads, self._directory.batch.number))
 
     def _of(self, number: int, rows: _GroupRows) -> Iterator[pa.RecordBatch]:
         began = time.monotonic()
@@ -253,12 +167,15 @@ class _Slot:
 
     def _look_after_quiet_groups(self) -> Iterator[pa.RecordBatch]:
         """Let go of what has expired in groups that no rows came to."""
-        if self._routing is None:
+        known = self._numbers  # where groups stay, each of them is woken
+        if self._routing is not None:
+            known = self._routing.groups_of(self._slot)
+        elif self._task.moves:
             return
         turn = self._directory.batch.number
         # Rows that come out alone are waited for; what has expired, nobody asks for.
-        every = 1 if self._task.factory.waits_for_time else _LOOK_EVERY
-        for number in sorted(set(self._routing.groups_of(self._slot)) - set(self._loads)):
+        every = 1 if self._task.factory.waits_for_time or not self._task.moves else _LOOK_EVERY
+        for number in sorted(set(known) - set(self._loads)):
             if (number + turn) % every == 0 and (group := self._group(number)).has_work:
                 with closing(_GroupRows(self)) as rows:
                     yield from self._handed_out(group.results(rows.arrivals))
@@ -289,6 +206,8 @@ class _Slot:
     def _shared(self) -> Shares:
         """What each of the groups may hold, as many as the slot has; what the others have kept stays beside it."""
         shares = Shares.of(self._task.memory)
+        if not self._task.moves:
+            return replace(shares, arrivals=shares.arrivals // 2)
         count = len(self._numbers) if self._routing is None else len(self._routing.groups_of(self._slot))
         # In powers of two, so that not every move makes all operators begin anew with a little more. An operator cannot
         # go on with less than it once had: a group that was alone in its slot may come into a crowd.
@@ -312,9 +231,11 @@ class _Slot:
         )
 
     def _told(self, seconds: float) -> list[int]:
-        """The figures of `FIGURES`, and delays."""
+        """The figures of `FIGURES`, or those of every window join where groups stay, and delays."""
         delays = self._delays.counts if self._task.times else ()
         usual = replace(self._figures, task_ms=round(seconds * 1000), delays=delays).as_list()
+        if not self._task.moves:
+            return usual
         routing = self._routing or Routing((), ())
         moved = sum(routing.owner[group] == self._slot for group in routing.moved)
         hot = sum(routing.owner[key.home.first] == self._slot for key in routing.hot if key.home.ways > 1)
@@ -362,48 +283,3 @@ class _GroupRows:
     def close(self) -> None:
         """Let go of everything."""
         self._stack.close()
-
-
-_FROM_EACH_PIECE = 256
-_MOST = 4096
-"""Of each side: with more, every second one goes."""
-
-
-class KeySample:
-    """The hashes of some rows' keys, by side.
-
-    >>> sample = KeySample()
-    >>> for side in (0, 1):
-    ...     sample.add(side, np.array([7, 7, 7, 1 + side], np.int32))
-    >>> top = sample.top([40, 40], results=9000)
-    >>> top.key, round(top.share, 3), top.rows
-    (7, 0.998, (30, 30))
-    """
-
-    def __init__(self) -> None:
-        self._drawn: list[list[Int32]] = [[], []]
-
-    def add(self, side: int, keys: Int32) -> None:
-        """Draw from some rows of a side."""
-        drawn = self._drawn[side]
-        drawn.append(keys[:: -(-len(keys) // _FROM_EACH_PIECE)].copy())
-        if sum(map(len, drawn)) > _MOST:
-            drawn[:] = [np.concatenate(drawn)[::2]]
-
-    def top(self, rows: Sequence[int], results: int) -> TopKey | None:
-        """The heaviest key, if so many rows of each side led to so many results; None without rows."""
-        if not sum(rows):
-            return None
-        counts = []
-        keys = np.unique(np.concatenate([part for drawn in self._drawn for part in drawn]))
-        for side, drawn in enumerate(self._drawn):
-            places = np.searchsorted(keys, np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
-            found = np.bincount(places, minlength=len(keys))
-            counts.append(found * (rows[side] / max(1, len(places))))
-        pairs = counts[0] * counts[1]
-        of_rows = (counts[0] + counts[1]) / sum(rows)
-        of_pairs = pairs / max(1.0, float(pairs.sum()))
-        # A row that comes and a result that is found take about the same time.
-        shares = (of_rows * sum(rows) + of_pairs * results) / (sum(rows) + results)
-        best = int(np.argmax(shares))
-        return TopKey(int(keys[best]), float(shares[best]), (int(counts[0][best]), int(counts[1][best])))

@@ -6,7 +6,7 @@ state/
   runs/000001                       the second start of the query, and the batch it began with
   batches/000000000012              batch 12 has begun; says in which run of the query
   marks/                            of a window join: the times that its inputs have reached (see `watermarks`)
-  routing/                          of a parallel join: which slot has which group (see `master_task`)
+  routing/                          which slot has which group, and where hot keys are (see `master_task`)
   group-0003/                       group-5f0c77a1-0003 once the keys were divided into another number of groups
     manifest-000000000012-77a1c2d3  what the group holds after batch 12 of run 77a1c2d3: the names of segments
     operator-12-77a1c2d3-5f0c-0     a segment, written once
@@ -55,6 +55,8 @@ ROWS = "rows"
 RESULTS = "results"
 """In the manifest of an operator that may give other results when it is repeated: the names of the files that keep what
 the batch gave, until it is over."""
+HOMES = "homes"
+"""In `state.json`: whether there are, or were, keys that are split."""
 _MANIFEST = "manifest-"
 _NAME = re.compile(r"\.?[a-z]+-(?P<batch>\d+)-(?P<token>[0-9a-f]{8})")
 MOST_GROUPS = 1 << 20
@@ -65,7 +67,7 @@ _SWEEP_EVERY = 8
 _KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
 """Of manifests that this process has read: when they were written, and the files that they name."""
 _MOST_KNOWN = 4_096
-_BEGUN: dict[str, tuple[Any, Lineage, str, int, Mapping[str, Any]]] = {}
+_BEGUN: dict[str, tuple[Any, Lineage, str, int, Mapping[str, Any], bool]] = {}
 """Of state in buckets: the last batch that this process has begun there, and what it was told."""
 _LOOKED_FOR = 2
 """In a bucket whose listings may lag behind: manifests of so many batches before this one are asked for by name."""
@@ -88,6 +90,8 @@ class Owner:
     """Whether Spark is given the numbers of groups, as from 4.1 on; else it hashes the key's hash once more."""
     grows: bool = False
     """Whether inputs may have columns behind those that the state knows (see `task.new_columns`)."""
+    splits: bool = True
+    """Whether hot keys may have homes of their own, which rows are sent to (see `rebalance.routing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,14 @@ class StateDirectory:
         self._batches = path / "batches"
         self._division = ""
         self._divided_after = -1
+        self._has_homes = False
         self._earlier: Mapping[str, Any] = {}
-        who = batch, owner.fingerprint, owner.groups, owner.query, owner.by_id
+        who = batch, owner.fingerprint, owner.groups, owner.query, owner.by_id, owner.splits
         known = _BEGUN.get(str(path)) if in_bucket(path) else None
         if known is not None and known[0] == who:
             # Another task of this process has asked. What has changed since is told by names: those of a run that is
             # not the last any more are void, whatever it still writes.
-            self._lineage, self._division, self._divided_after, self._earlier = known[1:]
+            self._lineage, self._division, self._divided_after, self._earlier, self._has_homes = known[1:]
             return
         for name in ("batches", "runs"):
             refuse_link_in(path, name)
@@ -124,7 +129,9 @@ class StateDirectory:
         self._lineage = enter(path / "runs", batch.run, batch.number)
         self._begin()
         if in_bucket(path):
-            _BEGUN[str(path)] = who, self._lineage, self._division, self._divided_after, self._earlier
+            _BEGUN[str(path)] = (
+                who, self._lineage, self._division, self._divided_after, self._earlier, self._has_homes
+            )  # fmt: skip
 
     @property
     def lineage(self) -> Lineage:
@@ -135,6 +142,18 @@ class StateDirectory:
     def retain(self) -> int:
         """How many batches the query may go back."""
         return self._retain
+
+    @property
+    def division(self) -> str:
+        """Which division of the keys into groups counts."""
+        return self._division
+
+    def note_homes(self) -> None:
+        """Take note that keys are split, so that nobody goes on without sending their rows to where they are."""
+        target = self.path / "state.json"
+        if not self._has_homes:
+            publish(target, checked_json({**read_json(target), HOMES: True}))
+            self._has_homes = True
 
     def group(self, number: int) -> GroupState:
         """The state of one group of keys."""
@@ -200,6 +219,12 @@ class StateDirectory:
             raise SnapshotError(
                 f"the state in {self.path} was begun with PySpark {older}, and {newer} sends rows to other groups; go "
                 f"on with the version that it was begun with, or start again with a new directory and checkpoint"
+            )
+        self._has_homes = found.get(HOMES, False)
+        if self._has_homes and not owner.splits:
+            raise SnapshotError(
+                f"the state in {self.path} has hot keys that are split over several groups, and without split=True no "
+                f"row is sent there; say so, or put the keys together with 'watersmeet state {self.path} repartition'"
             )
         if has_grown:
             assert owner.describe is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +60,8 @@ class OperatorTask:
     """Whether the last column of the rows holds signs."""
     by_id: bool = True
     """Whether Spark is given the numbers of groups."""
+    splits: ClassVar[bool] = False
+    """Whether hot keys may have homes of their own."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -66,7 +69,7 @@ class OperatorTask:
 
     def _in_one_pass(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows, then the ends: no state is kept, and an attempt that is repeated begins anew."""
-        pieces = _Incoming(self).pieces(batches)
+        pieces = Incoming(self).pieces(batches)
         first = next(pieces, None)
         if first is None:
             return
@@ -82,7 +85,7 @@ class OperatorTask:
         batch, query = current_batch()
         owner = Owner(
             self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id,
-            grows=isinstance(self.factory, SettlingFactory) and self.factory.settles,
+            grows=isinstance(self.factory, SettlingFactory) and self.factory.settles, splits=self.splits,
         )  # fmt: skip
         begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         if isinstance(self.factory, SettlingFactory) and self.factory.settles:
@@ -104,7 +107,7 @@ class OperatorTask:
                 limit = memory // _TOLD_SHARE
                 told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit, _scratch)))
                 memory = max(self.factory.least_memory(), memory - 2 * limit)  # sorting takes as much again
-            incoming, delays = _Incoming(self, told), Delays(self.times)
+            incoming, delays = Incoming(self, told), Delays(self.times)
             pieces = incoming.pieces(batches)
             first = next(pieces, None)
             if incoming.group is None:
@@ -118,7 +121,7 @@ class OperatorTask:
                 delays.count(results, time.time())
                 yield results
         group.counts.delays = delays.counts if self.times else []
-        yield figures_row(self.factory.output, _figures(group.counts, began).as_list())
+        yield figures_row(self.factory.output, batch_figures(group.counts, began).as_list())
 
     def _promises(self, told: Punctuations) -> Iterator[Punctuate] | None:
         """What inputs promise behind the rows of a batch; None: nothing."""
@@ -135,7 +138,7 @@ class OperatorTask:
             told = None
             if self.factory.punctuated:
                 told = stack.enter_context(closing(Punctuations(self.factory.inputs, limit // 7, _scratch)))
-            incoming = _Incoming(self, told)
+            incoming = Incoming(self, told)
             for number, rows in incoming.pieces(batches):
                 arrivals.add(number, rows)
             if incoming.group is None:
@@ -149,10 +152,10 @@ class OperatorTask:
             work = OperatorGroup(self.factory, self.memory, self.fuel, group, kept, self.times)
             outcome = work.run(arrivals, frozenset(incoming.ended), told)
         yield from with_figures(outcome.results)
-        yield figures_row(self.factory.output, _figures(outcome.counts, began).as_list())
+        yield figures_row(self.factory.output, batch_figures(outcome.counts, began).as_list())
 
 
-class _Incoming:
+class Incoming:
     """Rows as Spark delivers them, the signs among them taken out."""
 
     def __init__(self, task: OperatorTask, told: Punctuations | None = None) -> None:
@@ -174,7 +177,7 @@ class _Incoming:
         signs = batch.column(batch.num_columns - 1).to_numpy() if task.signed else None
         if signs is not None and signs.any():
             tags = batch.column(0).to_numpy()
-            self.ended.update((tags[signs == SIGN_CODES[END]] % task.layout.kinds).tolist())
+            self.ended.update(self._ends(tags, signs))
             if self._told is not None:
                 self._punctuate(batch, tags % task.layout.kinds, signs)
             plain = batch.filter(pa.array(signs == 0))
@@ -182,6 +185,11 @@ class _Incoming:
         if plain.num_rows:
             self.group, pieces = task.layout.split(plain, task.factory.inputs, self.group)
             yield from pieces
+
+    def _ends(self, tags: Numbers, signs: Numbers) -> list[int]:
+        """The inputs that these rows say to have ended."""
+        ended: list[int] = (tags[signs == SIGN_CODES[END]] % self._task.layout.kinds).tolist()
+        return ended
 
     def _punctuate(self, batch: pa.RecordBatch, kinds: Numbers, signs: Numbers) -> None:
         assert self._told is not None
@@ -197,7 +205,8 @@ def _scratch() -> FileStore:
     return FileStore(scratch_directory())
 
 
-def _figures(counts: BatchCounts, began: float) -> Figures:
+def batch_figures(counts: BatchCounts, began: float) -> Figures:
+    """What a task tells of a batch."""
     return Figures(
         rows=counts.rows,
         results=counts.results,

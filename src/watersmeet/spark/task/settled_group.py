@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ from watersmeet.spark.task.new_columns import with_new_columns
 from watersmeet.spark.task.operator_cache import Keepable
 from watersmeet.spark.task.operator_group import BatchCounts, Shares, hand_over, row_after_end, work_off
 from watersmeet.spill.store import Store
+
+T = TypeVar("T")
 
 _KEPT_SHARE = 4
 """Of the memory: as much of the runs may stay mapped between tasks."""
@@ -100,15 +102,41 @@ class SettledGroup:
         self._opened = opened
         self._before = group.latest()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no state yet."""
+        return self._before is None
+
+    def remembered(self, read: Callable[[Settling], Iterator[T]]) -> Iterator[T]:
+        """What somebody reads from the group as of the batch before; nothing is changed."""
+        if self._before is None or self._before["snapshot"] is None:
+            return
+        operator, store = self._open()
+        try:
+            yield from read(operator)
+        except SegmentError as error:
+            raise store.named(error) from error
+        finally:
+            operator.close()
+            store.abandon()
+            self._opened.release(keep=self._memory // _KEPT_SHARE)
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """The inputs that had ended by the batch before."""
+        return frozenset(self._before["ended"]) if self._before else frozenset()
+
     def results(
         self,
         pieces: Iterator[tuple[int, pa.RecordBatch]],
         ended: Callable[[], set[int]],
         promises: Callable[[], Iterator[Punctuate] | None] | None = None,
+        inherited: Callable[[], Iterator[tuple[int, pa.RecordBatch]]] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Take the batch's rows, and hand out what they lead to; then the state has been published.
 
         `ended` says which inputs have ended, and `promises` what they will not send any more, once all rows have come.
+        A group without a state begins with `inherited` rows, all of one input, which meet nobody and are not counted.
         """
         before = self._before
         over = frozenset(before["ended"]) if before else frozenset()
@@ -116,6 +144,8 @@ class SettledGroup:
         if first is None and ended() <= over and (promises is None or promises() is None):
             return  # nothing has happened
         pieces = self._counted(chain([] if first is None else [first], pieces), over)
+        if before is None and inherited is not None:
+            pieces = chain(inherited(), pieces)
         if before is not None and before["snapshot"] is None:  # all inputs have ended: any row is an error
             for _ in pieces:
                 pass

@@ -82,7 +82,7 @@ class WindowTask:
         batch, query = current_batch()
         owner = Owner(
             self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick, describe=self.factory.described,
-            by_id=self.numbered, grows=self.factory.grows,
+            by_id=self.numbered, grows=self.factory.grows, splits=False,
         )  # fmt: skip
         begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:

@@ -50,13 +50,19 @@ class Placement:
         found._types, found._by_id = [tuple(types)], by_id
         return found
 
-    def groups(self, keys: Sequence[pa.Array], side: int, groups: int) -> Int32:
-        """The group of each row, by its key columns in the types of its input."""
+    def hashes(self, keys: Sequence[pa.Array]) -> Int32:
+        """Spark's hash of each row's key."""
         states = np.full(len(keys[0]), hashing.SPARK_SEED, np.uint32)
         for key, types in zip(keys, self._types, strict=True):
             _take_in(key, types, states)
+        return states.view(np.int32)
+
+    def groups(self, keys: Sequence[pa.Array], side: int, groups: int) -> Int32:
+        """The group of each row, by its key columns in the types of its input."""
+        hashes = self.hashes(keys)
+        states = hashes.view(np.uint32)
         if not self._by_id:
-            hashes, states = states.view(np.int32), np.full(len(states), hashing.SPARK_SEED, np.uint32)
+            states = np.full(len(states), hashing.SPARK_SEED, np.uint32)
             hashing.spark_hash_ints(hashes, np.ones(len(states), np.bool_), states)
         found = np.empty(len(states), np.int32)
         hashing.spark_groups_of(states, groups, found)
