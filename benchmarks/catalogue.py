@@ -31,6 +31,7 @@ from benchmarks.spark_kinds import spark_kinds
 from benchmarks.spark_lookup import spark_lookup
 from benchmarks.spark_many import spark_4way
 from benchmarks.spark_repartition import spark_repartition
+from benchmarks.spark_s3 import spark_s3
 from benchmarks.spark_skew import spark_skew
 from benchmarks.spark_trigger import spark_restart, spark_trigger
 from benchmarks.spark_window import spark_window
@@ -72,6 +73,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "spark-skew": spark_skew,
     "spark-cluster": spark_cluster,
     "spark-kafka": spark_kafka,
+    "spark-s3": spark_s3,
 }
 
 SUITE = "suite"

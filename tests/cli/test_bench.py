@@ -49,6 +49,7 @@ PROMISED = [
     "spark-skew",
     "spark-cluster",
     "spark-kafka",
+    "spark-s3",
 ]
 SUITES = ["nexmark", "datafusion-24768", "db-benchmark", "tpch", "alliance", "growth"]
 

@@ -67,7 +67,7 @@ class Broker:
         self._process: Guarded | None = None
         self._settings = place / "broker.properties"
         self._settings.write_text(_SETTINGS.format(port=self._port, controller=controller, place=place))
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")  # "-t -x" is no option
         told = ["format", "--ignore-formatted", "-t", cluster, "-c", str(self._settings)]
         done = subprocess.run(
             self._command("kafka.tools.StorageTool", *told),
