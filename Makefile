@@ -5,6 +5,7 @@
 #   make suites   the joins of benchmarks that others know, with rivals; makes docs/benchmarks.md of the figures
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make simulate  whole pipelines by seeds, with faults at any step: the same seed is the same run
+#   make soak     the same for hours, out of Kafka, with state in S3: exact, and nothing grows
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
 #   make memory   every verb in its budget, as the system counts
@@ -21,7 +22,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos simulate servers versions signals kills memory fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
+.PHONY: demo test docs chaos soak simulate servers versions signals kills memory fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -57,6 +58,8 @@ chaos: setup java
 
 simulate: setup
 	PYTHONPATH=tests $(BIN)/python -W ignore -m simulate $(ARGS)
+soak: setup java
+	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos.soak $(ARGS)
 
 servers: setup java
 	@PYTHONPATH=tests $(BIN)/python -m servers $(ARGS)

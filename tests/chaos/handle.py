@@ -38,7 +38,7 @@ class Job:
     def __init__(self, place: Path, master: str, conf: Mapping[str, str] | None = None, verb: str = "join") -> None:
         self.place = place
         self.verb = VERBS[verb]
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "place": str(place), "master": master, "groups": 3, "pause": 0.15, "conf": dict(conf or {}), "verb": verb,
         }  # fmt: skip
         for name in ("journal", "running", "orders"):
@@ -69,6 +69,12 @@ class Job:
         self._reader.start()
         self._answer("to its start", 2 * PATIENCE)
         self.tell("start")
+
+    @property
+    def pid(self) -> int:
+        """The driver's process."""
+        assert self._process is not None
+        return self._process.pid
 
     def tell(self, what: str, timeout: float = 2 * PATIENCE) -> dict[str, Any]:
         """Tell the driver to do something, and wait for the answer."""

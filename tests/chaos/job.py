@@ -18,7 +18,7 @@ import pyarrow as pa
 from chaos.verbs import VERBS
 from chaos.watched import Watched
 from chaos.work import SCHEMA
-from watersmeet.spark import with_events
+from watersmeet.spark import from_kafka, with_events
 
 ANSWER = "@answer "
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -49,7 +49,11 @@ class Driver:
         return {"run": str(self._query.runId)}
 
     def _stream(self, side: str) -> Any:
-        """An input, one file a batch; with a second stream that says when it ends, if the join is to be told."""
+        """An input, one file a batch, or a topic; with a second stream that says when it ends, if it is to be told."""
+        if "kafka" in self._settings:
+            topic = self._spark.readStream.format("kafka").option("kafka.bootstrap.servers", self._settings["kafka"])
+            topic = topic.option("subscribe", side).option("startingOffsets", "earliest")
+            return from_kafka(topic.option("maxOffsetsPerTrigger", 1_000).load(), side, SCHEMA).drop("origin")
         reader = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
         rows = reader.parquet(str(self._place / side))
         if not self._verb.ends:
