@@ -3,7 +3,8 @@
 #   servers.sh fetch NAME    fetch what NAME needs unless it is there, and print the folder that holds it
 #   servers.sh jars NAME     the same, and print its jars with commas between them, as `spark.jars` wants them
 #   servers.sh install       install Maven where that is possible without asking, else say what to install
-# NAME: kafka (a broker), connector (Spark reads and writes topics), delta (Delta tables on Spark 4.2), s3proxy (an S3 server).
+# NAME: kafka (a broker), connector (Spark reads and writes topics), delta (Delta tables on Spark 4.2), s3a (Spark's own files in
+# S3, 800 MB), s3proxy (an S3 server).
 # The folders are in WATERSMEET_SERVERS, or else in the user's cache. Where Maven looks for artifacts is its own setting.
 set -eu
 . "$(dirname "$0")/privileged.sh"
@@ -18,9 +19,13 @@ list() {
             org.apache.kafka:kafka-clients:3.9.2 org.apache.commons:commons-pool2:2.13.1
         ;;
     delta) echo 4.4.0 alone io.delta:delta-spark_4.2_2.13:4.4.0 io.delta:delta-storage:4.4.0 ;;
+    s3a)
+        echo 3.5.0 alone org.apache.hadoop:hadoop-aws:3.5.0 software.amazon.awssdk:bundle:2.35.4 \
+            software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1
+        ;;
     s3proxy) echo 4.1.0 alone org.gaul:s3proxy:4.1.0:jar-with-dependencies ;;
     *)
-        echo "servers: there is no $1; there are kafka, connector, delta and s3proxy" >&2
+        echo "servers: there is no $1; there are kafka, connector, delta, s3a and s3proxy" >&2
         exit 2
         ;;
     esac

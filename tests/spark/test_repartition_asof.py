@@ -21,7 +21,7 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.spec import parse_on
 from watersmeet.joins.asof.left_rows import LeftRun
 from watersmeet.joins.asof.sides import Known
-from watersmeet.spark.offline import repartition_asof
+from watersmeet.spark.offline import repartition as repartition_asof
 from watersmeet.spark.offline.opened import OpenedState, verify
 from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.plan.recipe import AsofFactory

@@ -33,15 +33,20 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import SnapshotError, SpecError
 from watersmeet.core.keys import KeyType
+from watersmeet.joins.asof.join import AsofJoin
+from watersmeet.joins.asof.sides import Known as AsofKnown
 from watersmeet.joins.confluence import Confluence
-from watersmeet.joins.division import Inherited, Known, divided, divided_whole, hand_over_results, inherit
+from watersmeet.joins.division import Inherited, Known, Part, divided, divided_whole, hand_over_results, inherit
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.debts import RunEntry
+from watersmeet.records.asof_times import HASH
 from watersmeet.runs.run_set import RunSet
 from watersmeet.runs.sorted_run import SortedRun
+from watersmeet.runs.timed_run import write_times
 from watersmeet.spark.offline.opened import MEMORY, OpenedState, Version
 from watersmeet.spark.plan.grid import grid_for, values_of
 from watersmeet.spark.rebalance.routing import routing_name
@@ -78,10 +83,8 @@ def repartition(
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= MOST_GROUPS:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     state = OpenedState(place)
-    from watersmeet.spark.offline.repartition_asof import AsofRepartitioning
-
     many, asof = state.verb == "multijoin", state.verb == "asof_join"
-    (_refuse_many if many else refuse_without_equality if asof else _refuse)(state, partitions)
+    (_refuse_many if many else _refuse_without_equality if asof else _refuse)(state, partitions)
     for name in names_in(state.path):
         if name.startswith("group-") and group_number(name, state.division) is None:
             remove_directory(state.path / name)  # left by an attempt that was killed
@@ -89,7 +92,7 @@ def repartition(
         partitions = grid_for(many_spec_of(state.described), partitions).groups
     if partitions == state.groups and (many or not state.homes):
         return Repartitioned(partitions, partitions, 0, 0)
-    kind = _ManyRepartitioning if many else AsofRepartitioning if asof else Repartitioning
+    kind = _ManyRepartitioning if many else _AsofRepartitioning if asof else _Repartitioning
     return kind(state, partitions).run(told or (lambda done, of: None))
 
 
@@ -101,7 +104,7 @@ def _refuse(state: OpenedState, partitions: int) -> None:
             f"{state.path} is the state of a wms.parallel_join, which moves its {state.groups} groups between slots by "
             f"itself; start the query with other slots="
         )
-    refuse_without_equality(state, partitions)
+    _refuse_without_equality(state, partitions)
     if any(state.spec.promises):
         raise SnapshotError(
             f"the inputs of the join in {state.path} promise something, and what was promised so far is known group by "
@@ -114,7 +117,7 @@ def _refuse(state: OpenedState, partitions: int) -> None:
         )
 
 
-def refuse_without_equality(state: OpenedState, partitions: int) -> None:
+def _refuse_without_equality(state: OpenedState, partitions: int) -> None:
     """An error if all rows are one group."""
     if not state.spec.equalities and partitions > 1:
         raise SnapshotError(
@@ -142,7 +145,7 @@ def _refuse_many(state: OpenedState, partitions: int) -> None:
         raise SnapshotError(f"the join in {state.path} has no equality, so any rows may meet, and all are one group")
 
 
-class NewGroup:
+class _NewGroup:
     """One of the new groups, as of the last batch and as of the one before."""
 
     def __init__(self, state: OpenedState, number: int, division: str, batches: list[int]) -> None:
@@ -174,7 +177,7 @@ class NewGroup:
         return self._runs
 
 
-class Repartitioning:
+class _Repartitioning:
     """A state on its way into another number of groups."""
 
     def __init__(self, state: OpenedState, partitions: int) -> None:
@@ -197,7 +200,7 @@ class Repartitioning:
     def run(self, told: Callable[[int, int], None]) -> Repartitioned:
         """Do it."""
         state = self._state
-        groups = [NewGroup(state, number, self._division, self._batches) for number in range(self._partitions)]
+        groups = [_NewGroup(state, number, self._division, self._batches) for number in range(self._partitions)]
         old = state.group_numbers()
         for done, number in enumerate(old):
             self._divide(number, groups)
@@ -211,7 +214,7 @@ class Repartitioning:
 
     # --- rows ---
 
-    def _divide(self, number: int, groups: list[NewGroup]) -> None:
+    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
         """Let the rows of an old group go to where they belong."""
         versions = {batch: self._state.version(number, batch) for batch in self._batches}
         opened: dict[int, tuple[Confluence, VersionedStore]] = {}
@@ -233,7 +236,7 @@ class Repartitioning:
                 join.close()
 
     def _divide_side(
-        self, side: int, opened: dict[int, tuple[Confluence, VersionedStore]], groups: list[NewGroup]
+        self, side: int, opened: dict[int, tuple[Confluence, VersionedStore]], groups: list[_NewGroup]
     ) -> None:
         found: dict[str, dict[int, tuple[Confluence, RunEntry]]] = {}
         for batch, (join, store) in opened.items():
@@ -281,7 +284,7 @@ class Repartitioning:
 
     # --- publication ---
 
-    def _publish(self, group: NewGroup, batch: int) -> int:
+    def _publish(self, group: _NewGroup, batch: int) -> int:
         """Let a new group have its state of a batch; returns its bytes."""
         store = group.stores[batch]
         if self._over[batch]:
@@ -310,7 +313,7 @@ class Repartitioning:
         """An operator that has seen nothing."""
         return self._state.kind(self._state.spec, MEMORY, store, **options_of(self._state.described))
 
-    def _inherit(self, join: Any, group: NewGroup, batch: int) -> None:
+    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
         """Let it have a new group's runs."""
         store, types = group.stores[batch], [plan.types for plan in join.plans]
         opened = lambda side, name: SortedRun(store, name, types[side])  # noqa: E731
@@ -357,7 +360,7 @@ class Repartitioning:
             )
 
 
-class _ManyRepartitioning(Repartitioning):
+class _ManyRepartitioning(_Repartitioning):
     """The same of a join of several inputs: each set of runs, which has its rows in several orders, becomes sets.
 
     Rows that are copied to several groups are taken from the first of the old ones, and are copied to new ones again.
@@ -386,7 +389,7 @@ class _ManyRepartitioning(Repartitioning):
         self._told_ended = {batch: [False] * inputs for batch in self._batches}
         self._widest = {batch: [0] * inputs for batch in self._batches}
 
-    def _divide(self, number: int, groups: list[NewGroup]) -> None:
+    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
         opened: dict[int, tuple[ManyConfluence, VersionedStore]] = {}
         try:
             for batch in self._batches:
@@ -411,7 +414,7 @@ class _ManyRepartitioning(Repartitioning):
                 join.close()
 
     def _divide_input(
-        self, number: int, opened: dict[int, tuple[ManyConfluence, VersionedStore]], groups: list[NewGroup]
+        self, number: int, opened: dict[int, tuple[ManyConfluence, VersionedStore]], groups: list[_NewGroup]
     ) -> None:
         found: dict[str, dict[int, tuple[ManyConfluence, RunSet]]] = {}
         for batch, (join, store) in opened.items():
@@ -432,7 +435,7 @@ class _ManyRepartitioning(Repartitioning):
                         groups[target].stores[batch].share(groups[target].stores[first], written)
 
     def _divided(
-        self, join: ManyConfluence, number: int, run: SortedRun, batch: int, groups: list[NewGroup]
+        self, join: ManyConfluence, number: int, run: SortedRun, batch: int, groups: list[_NewGroup]
     ) -> dict[int, str]:
         """A run's rows as runs of the new groups: their names."""
 
@@ -474,7 +477,7 @@ class _ManyRepartitioning(Repartitioning):
     def _new_join(self, store: VersionedStore) -> ManyConfluence:
         return ManyConfluence(self._spec, MEMORY, store)
 
-    def _inherit(self, join: Any, group: NewGroup, batch: int) -> None:
+    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
         store = group.stores[batch]
         for number, table in enumerate(join.tables):
             sets = [
@@ -487,3 +490,102 @@ class _ManyRepartitioning(Repartitioning):
 
     def _told(self, join: Any, batch: int, rows: list[int]) -> dict[str, Any]:
         return {"ended": sorted(self._ended[batch]), ROWS: rows}
+
+
+_LEFT, _RIGHT = 0, 1
+
+
+class _AsofRepartitioning(_Repartitioning):
+    """The same of an as-of join.
+
+        left runs    in the order of the times as of which rows ask   ──▶  parts of them, in that order
+        right runs   in the order of hash and time, times beside them ──▶  parts of them, with their part of the times
+
+    Right rows of one key and one time are told apart by the age of their runs, and within a run by their order: runs of
+    one old group keep theirs, and no two old groups have rows of one key. Left rows that were answered are before a
+    place in their run; they stay before it. What is known of settlements is what holds for all old groups: what one of
+    them has not looked up yet, nobody has.
+    """
+
+    def __init__(self, state: OpenedState, partitions: int) -> None:
+        super().__init__(state, partitions)
+        self._all_know = {batch: AsofKnown() for batch in self._batches}
+        self._memory = 0
+        """What the old operators had: none can go on with less."""
+
+    def _divide(self, number: int, groups: list[_NewGroup]) -> None:
+        opened: dict[int, tuple[AsofJoin, VersionedStore]] = {}
+        try:
+            for batch in self._batches:
+                version = self._state.version(number, batch)
+                if version is None or version.manifest["snapshot"] is None:
+                    continue
+                self._memory = max(self._memory, version.manifest["snapshot"]["state"]["memory"])
+                store = self._state.store(version)
+                join: AsofJoin = self._state.restored(AsofJoin, self._state.spec, version, store)
+                opened[batch] = join, store
+                self._all_know[batch] = self._all_know[batch].and_also(join.known())
+            for side in (_LEFT, _RIGHT):
+                self._divide_runs(side, opened, groups)
+        finally:
+            for join, _ in opened.values():
+                join.close()
+
+    def _divide_runs(
+        self, side: int, opened: dict[int, tuple[AsofJoin, VersionedStore]], groups: list[_NewGroup]
+    ) -> None:
+        found: dict[str, dict[int, tuple[AsofJoin, Any]]] = {}
+        for batch, (join, store) in opened.items():
+            runs: list[Any] = [*(join.left.runs if side == _LEFT else join.right.runs)]
+            for each in runs:
+                run: SortedRun = each.run if side == _LEFT else each.timed.run
+                found.setdefault(store.file_of(run.name), {})[batch] = join, each
+        for of in found.values():
+            first = min(of)  # what both versions have is written once, as the earlier one's
+            join, one = of[first]
+            run = one.run if side == _LEFT else one.timed.run
+            if max(of) == self._last:
+                self._rows += run.rows - (of[self._last][1].place if side == _LEFT else 0)
+
+            def new_run(target: int, side: int, first: int = first) -> tuple[Store, str]:
+                return groups[target].new_run(first, side)
+
+            for part in divided(run, side, self._place(join.plans), new_run):
+                group = groups[part.target]
+                names = [part.name]
+                if side == _RIGHT:
+                    names.append(write_times(group.stores[first], part.name, one.timed.times()[part.numbers]))
+                for batch, (_, each) in of.items():
+                    if batch != first:
+                        group.stores[batch].share(group.stores[first], names)
+                    told = _left(each, part) if side == _LEFT else [part.name, each.level, each.latest]
+                    if told is not None:
+                        group.asof[batch][side].append(told)
+
+    def _key_hashes(self, side: int, run: SortedRun, numbers: Int64) -> Int64:
+        if side == _RIGHT:
+            return super()._key_hashes(side, run, numbers)
+        found: Int64 = run.gather_all((HASH,), numbers)[0].to_numpy()
+        return found
+
+    def _new_join(self, store: VersionedStore) -> AsofJoin:
+        spec = self._state.spec
+        assert isinstance(spec, AsofSpec)
+        return AsofJoin(spec, self._memory or MEMORY, store, **options_of(self._state.described))
+
+    def _inherit(self, join: Any, group: _NewGroup, batch: int) -> None:
+        # Levels fall, as where a join has written its runs itself; the sort keeps the order of those of one old group.
+        left, right = (sorted(runs, key=lambda each: -each[1]) for runs in group.asof[batch])
+        join.adopt(left, right, self._all_know[batch], group.named)
+
+    def _holds(self, join: Any) -> bool:
+        return bool(join.window_rows)
+
+    def _told(self, join: Any, batch: int, rows: list[int]) -> dict[str, Any]:
+        return {"held": [join.left.lowest if join.left.count else None, None], "due": None}
+
+
+def _left(each: Any, part: Part) -> list[Any] | None:
+    """A part of a left run, and how many of its rows are not in it any more; None if none is left."""
+    place = int((part.numbers < each.place).sum())
+    return None if place == len(part.numbers) else [part.name, each.level, place]
