@@ -29,6 +29,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 import watersmeet as wm
+from simulate.stores import FaultyStore
 from watersmeet import planner
 from watersmeet.checks import cases, multi_cases, windows
 from watersmeet.checks.asof import make_asof_case
@@ -36,7 +37,6 @@ from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.multi_windows import make_multi_window_case
 from watersmeet.checks.run import ConformanceError, run_case
 from watersmeet.core.errors import BudgetError, WatersmeetError
-from watersmeet.spill.faulty_store import FaultyStore
 from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
 
@@ -102,6 +102,7 @@ class Flipping(FaultyStore):
 
     def __init__(self, inner: Any, fail_at: int | None = None, draw: random.Random | None = None) -> None:
         super().__init__(inner, fail_at, "commit", damage=self._flip)
+        self.fail_at = fail_at or 1
         self.published: list[str] = []
         self.content = b""
         self._draw = draw or random.Random(0)
@@ -153,7 +154,7 @@ def spilled(draw: random.Random) -> Iterator[Flip]:
                 error = _error(kind, case, store)
                 inner.close()
             if store.failures:
-                file = store.published[store.fail_at - 1] if len(store.published) >= (store.fail_at or 1) else "?"
+                file = store.published[store.fail_at - 1] if len(store.published) >= store.fail_at else "?"
                 outcome, told = judged(error, repr(file))
                 yield Flip(kind_of(file, store.content), outcome, f"{name}, {case.maker}({case.seed}): {told}")
 
