@@ -82,12 +82,12 @@ def _ours(left: str, right: str) -> Callable[[Inputs, str], Iterable[pa.RecordBa
 SUITE = Suite(
     "alliance",
     "Stock, Rovio and YSB, one window of a second each",
-    "Made after the study's description, not of its files: windows of a second; stock with about 61 and 77 rows a "
-    "millisecond and some 70 rows of a key; "
-    "Rovio with few keys, each with very many rows; YSB with a table of 1,000 campaigns at rest and 10,000 rows a "
-    "millisecond. Ours: rows of a key, a time and a number, evenly spread over the window, and of Rovio 90 rows a "
-    "millisecond where the study has 3,000, so that its pairs, which grow with the square, can be handed out. All rows "
-    "are there at once: what is told is how fast they can be joined. DataFusion reads them from CSV.",
+    "In the manner of the study, not of its files: how often keys repeat and how fast rows come are our numbers, "
+    "meant to be like its. Windows of a second; stock with about 61 and 77 rows a millisecond and some 70 rows of a "
+    "key; Rovio with few keys, each with very many rows, and so few rows (90 a millisecond) that all pairs, which grow "
+    "with the square, can be handed out; YSB with a table of 1,000 campaigns at rest and 10,000 rows a millisecond. "
+    "Rows have a key, a time and a number. All are there at once: what is told is how fast they can be joined. "
+    "DataFusion reads them from CSV.",
     write,
     tuple(map(_question, WORKLOADS)),
     (Setting("in memory", ("ours", "ours symmetric_hash", "ours pmj", "symmetric"), memory=4 << 30, scaled=False),),
