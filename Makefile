@@ -58,6 +58,7 @@ chaos: setup java
 
 simulate: setup
 	PYTHONPATH=tests $(BIN)/python -W ignore -m simulate $(ARGS)
+
 soak: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos.soak $(ARGS)
 

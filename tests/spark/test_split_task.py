@@ -30,19 +30,18 @@ from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.plan.control_rows import SIGN_CODES
 from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
-from watersmeet.spark.rebalance import master_task, reorganizing, slot_task, split_task
+from watersmeet.spark.rebalance import master_task, reorganizing, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, in_place, rehomed
 from watersmeet.spark.rebalance.routing import KINDS, HotKey, Place, Routing
 from watersmeet.spark.rebalance.slot_task import SlotTask
-from watersmeet.spark.rebalance.split_task import SplitTask
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.files import read_json
 from watersmeet.spark.task import operator_cache as kept_operators
 from watersmeet.spark.task import operator_task
 from watersmeet.spark.task.figures import COLUMN, figure_names
 from watersmeet.spark.task.operator_cache import KeptOperators
-from watersmeet.spark.task.operator_task import OperatorTask
+from watersmeet.spark.task.operator_task import OperatorTask, SplitTask
 from watersmeet.spark.task.placement import Placement
 
 GROUPS = 4
@@ -317,7 +316,7 @@ def test_another_rule_for_where_rows_go_is_found_out(
 
 @pytest.mark.parametrize("mutant", ["nothing is copied", "both sides are copied", "also later"])
 def test_other_rows_to_begin_with_are_found_out(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = split_task._copies
+    real = operator_task._copies
 
     def copies(factory: Any, key: HotKey, operator: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
         if mutant != "nothing is copied":
@@ -326,12 +325,12 @@ def test_other_rows_to_begin_with_are_found_out(mutant: str, tmp_path: Path, mon
             for _, rows in real(factory, replace(key, tracked=1 - key.tracked), operator):
                 yield key.tracked, rows
 
-    monkeypatch.setattr(split_task, "_copies", copies)
+    monkeypatch.setattr(operator_task, "_copies", copies)
     if mutant == "also later":
-        monkeypatch.setattr(split_task.SettledGroup, "is_new", property(lambda self: True))
+        monkeypatch.setattr(operator_task.SettledGroup, "is_new", property(lambda self: True))
         monkeypatch.setattr(
-            split_task.SettledGroup, "results",
-            lambda self, pieces, ended, promises=None, inherited=None, own=split_task.SettledGroup.results: own(
+            operator_task.SettledGroup, "results",
+            lambda self, pieces, ended, promises=None, inherited=None, own=operator_task.SettledGroup.results: own(
                 self, iter([*(inherited() if inherited else ()), *pieces]), ended, promises
             ),
         )  # fmt: skip

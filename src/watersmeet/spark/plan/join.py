@@ -34,10 +34,9 @@ from watersmeet.spark.plan.splitting import RoutedTagging, answered, splits_keys
 from watersmeet.spark.plan.tagging import Tagging, places_by_id
 from watersmeet.spark.plan.types import arrow_schema
 from watersmeet.spark.rebalance.master_task import MasterTask
-from watersmeet.spark.rebalance.split_task import SplitTask
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.task.figures import figure_names, observed
-from watersmeet.spark.task.operator_task import OperatorTask
+from watersmeet.spark.task.operator_task import OperatorTask, SplitTask
 from watersmeet.spark.task.punctuations import read_promises
 from watersmeet.spark.task.settled_group import check_memory
 from watersmeet.spark.task.worker import portable

@@ -20,7 +20,7 @@ row has expired and, if it found nobody, has come out. Where it matters of both 
 
 Where rows never expire (`keeps`), an old home would be visited for good, and by most rows of the key, for whom the few
 rows of the other side came long ago. So the new home's groups begin with copies of what the old one has of the copied
-side (`split_task`), which makes them ripe at once, whatever the kind of the join. Rows of the spread side stay where
+side (`operator_task`), which makes them ripe at once, whatever the kind of the join. Rows of the spread side stay where
 they are, and rows of the other side go on to be copied there, too. So a pair is found in the group that has its row of
 the spread side: each of these is in one group, and that group is given all rows of the other side, once. Such a key is
 split once, and for good.
