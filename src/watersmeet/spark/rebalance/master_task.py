@@ -108,6 +108,7 @@ class RoutingFiles:
     def publish(self, routing: Routing) -> Routing:
         """Make this the routing of the batch, unless there is one; returns what holds."""
         path = self._path / self._name(self._batch.number, token(self._batch.run))
+        make_directory(self._path)
         if publish(path, checked_json(routing.to_json()), first_wins=True) and in_bucket(path):
             return routing  # as it is there: one request less
         return Routing.from_json(read_json(path))
