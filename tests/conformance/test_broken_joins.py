@@ -150,6 +150,19 @@ class IsStuck(ReferenceJoin):
         return Step(None, Status.HAS_WORK, Cost())
 
 
+class NeverEnds(ReferenceJoin):
+    """Hands out its first results again and again: something new with every poll, and no end."""
+
+    first: pa.RecordBatch | None = None
+
+    def poll(self, now: float, fuel: int) -> Step:
+        if self.first is not None:
+            return Step(self.first, Status.HAS_OUTPUT, Cost(results=self.first.num_rows))
+        step = super().poll(now, fuel)
+        self.first = step.out
+        return step
+
+
 class HandsOutNothing(ReferenceJoin):
     """An empty batch is no batch."""
 
@@ -271,6 +284,7 @@ BROKEN = {
     IsDoneTooEarly: "done before all inputs have ended",
     WaitsForEver: "needs input after all inputs have ended",
     IsStuck: "does nothing",
+    NeverEnds: "is not done after [0-9]+ polls",
     HandsOutNothing: "empty batch",
     RenamesAColumn: "schema",
     DecidesByChance: "differ",

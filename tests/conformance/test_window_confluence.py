@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks import ConformanceError, run_case
+from watersmeet.checks.run import MOST_POLLS
 from watersmeet.checks.windows import conform_windows, make_window_case
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.spec import parse_on
@@ -279,3 +280,10 @@ def test_what_inputs_tell_between_rows_counts_before_more_rows_are_asked_for() -
     case = make_window_case(101_615, WindowConfluence)
     assert case.spec.window.idle is not None and case.spec.window.late == "keep"
     run_case(WindowConfluence, case)
+
+
+def test_results_so_wide_that_each_comes_alone_may_take_more_polls_than_other_cases() -> None:
+    """Thousands of pairs of rows of kilobytes, in the least memory: one at a time is all that fits beside the rest."""
+    options = TIGHT | {"settling": BUSY}
+    report = run_case(WindowConfluence, make_window_case(932_092, WindowConfluence, **options), **options)
+    assert report.polls > MOST_POLLS and report.results > MOST_POLLS and report.spilled
