@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from watersmeet.matching.debts import Debts
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Settlement
 from watersmeet.policies.settling import Settling
-from watersmeet.spill.store import MemoryStore
+from watersmeet.spill.file_store import FileStore
+from watersmeet.spill.store import MemoryStore, Store
 
 SCHEMA = pa.schema({"key": pa.int64(), "row": pa.int64(), "note": pa.string()})
 IDLE = Settling(idle_hashes_per_row=1 << 20, passes_saved=1 << 40, least_rows=1 << 20)
@@ -25,20 +27,23 @@ IDLE = Settling(idle_hashes_per_row=1 << 20, passes_saved=1 << 40, least_rows=1 
 NOTE = "n" * 400
 ROWS = 600
 CASES = 6
+MOST_POLLS = 200_000
 
 
-def run(seed: int, width: int | None = None, pages: Pages | None = None) -> Counter[str]:
+def run(seed: int, width: int | None = None, pages: Pages | None = None, store: Store | None = None) -> Counter[str]:
     """Rows come few at a time, with some idle polls between: each pair is found once; returns what happened."""
     random = np.random.default_rng(seed)
     keys = [random.integers(0, ROWS // 2, ROWS) for _ in (0, 1)]
     spec = JoinSpec(SCHEMA, SCHEMA, parse_on("key" if width is None else band("key", width)))
-    memory, store = Confluence.least_memory(spec), MemoryStore()
+    memory, store = Confluence.least_memory(spec), store or MemoryStore()
     options: dict[str, Any] = {"settling": IDLE, "pages": pages, "fan_in": int(random.choice([3, 32]))}
     join = Confluence(spec, memory, store, **options)
     found: Counter[tuple[int, int]] = Counter()
     events: Counter[str] = Counter()
 
     def poll(fuel: int) -> Status:
+        events["polls"] += 1
+        assert events["polls"] < MOST_POLLS, f"seed {seed}: it goes on and on"
         step = join.poll(0.0, fuel)
         join.check()
         if step.out is not None:
@@ -70,6 +75,15 @@ def run(seed: int, width: int | None = None, pages: Pages | None = None) -> Coun
     close = np.abs(keys[0][:, None] - keys[1][None, :]) <= (width or 0)
     assert found == Counter(zip(*(each.tolist() for each in np.nonzero(close)), strict=True)), f"seed {seed}"
     return events + join.events
+
+
+def test_a_settlement_that_ends_early_meets_no_run_that_was_read_for_it(tmp_path: Path) -> None:
+    """Hashes of several runs are read at once: of those that it is not to meet any more, too."""
+    events: Counter[str] = Counter()
+    for seed in range(CASES):
+        with FileStore(tmp_path) as store:
+            events += run(seed, store=store)
+    assert events["cut short"] > CASES, events
 
 
 @pytest.mark.parametrize("pages", [None, Pages(hashes=16, rows=4)], ids=["bytes", "pages"])

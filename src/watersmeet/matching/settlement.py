@@ -349,7 +349,8 @@ class Settlement:
             where = self._addresses, self._lows, self._highs
         else:
             window.show(self._at, self._next, stop)
-            stop, where = window.stop, (window.addresses, window.lows, window.highs)
+            # It may have more runs than are to be met by now: those that it had when the settlement was cut short.
+            stop, where = min(stop, window.stop), (window.addresses, window.lows, window.highs)
         run, start = self._at, max(self._next, int(self._lows[self._at]))
         before, room = pairs.count, pairs.room
         cursor = np.array([self._at, self._next, self._link], np.int64)
@@ -365,7 +366,7 @@ class Settlement:
             pairs.count, passed = slide_over_runs(low, high, self._buffer.marks, *runs, *out)
             self._keep_close(pairs, before)
         self._at, self._next, self._link = cursor.tolist()
-        if window is not None and self._at == stop and window.rest >= 0:
+        if window is not None and self._at == stop == window.stop and window.rest >= 0:
             self._at, self._next = stop - 1, window.rest
         found = pairs.count - before
         meter.comparisons += passed
