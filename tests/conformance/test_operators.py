@@ -44,9 +44,9 @@ def name(operator_class: type[Any]) -> str:
 
 
 def chunks(operator_class: type[Any]) -> int:
-    """The simplest, and what users get unless they choose, go through twice as many cases as the others do."""
+    """The simplest, and what users get unless they choose, go through more cases than the others do."""
     often = name(operator_class) in ("symmetric_hash", "confluence")
-    return MOST_CHUNKS if DEEP else (6 if often else 3)
+    return MOST_CHUNKS if DEEP else (5 if often else 2)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark.test_asof import expected
-from spark.window_oracle import Killed, killed_after, rows_in_all
+from spark.window_oracle import Killed, expected_asof, killed_after, rows_in_all
 from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.errors import SnapshotError
 from watersmeet.core.spec import parse_on
@@ -131,7 +130,7 @@ def _play(place: Path, spec: AsofSpec, seed: int, killed: bool = False) -> tuple
                 assert rows_in_all(repeated) == rows_in_all(last), (seed, number)
         last = stream.batch(number, tables)
         found += last
-    return rows_in_all(found), expected(spec, batches)
+    return rows_in_all(found), expected_asof(spec, batches)
 
 
 @pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])

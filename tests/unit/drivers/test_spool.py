@@ -216,7 +216,7 @@ def test_tables_are_not_spooled() -> None:
 
 KILLED = """
 import sys, threading
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {root!r}]
 from test_spool import rows
 import watersmeet as wm
 done = threading.Event(), threading.Event()
@@ -231,7 +231,8 @@ threading.Event().wait()
 
 
 def test_what_a_killed_process_has_spooled_is_swept_by_the_next(tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(Path(__file__).parent), place=str(tmp_path))
+    tests = Path(__file__).parent
+    script = KILLED.format(tests=str(tests), root=str(tests.parents[1]), place=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ahead\n"

@@ -158,22 +158,23 @@ class StateView:
             sizes[number] = max(versions.items())[1].nbytes if versions else 0
         newest = max(self.batches(), default=0)
         routing, batch = self.routing(lineage)
-        if routing is None:
-            count = max([self.owner["groups"], *(number + 1 for number in sizes)])
-            sized = [{"number": number, "slot": None, "load": sizes.get(number, 0)} for number in range(count)]
-            return {"groups": sized, "unit": "bytes", "of": "of state", "batch": newest}
+        hot = [
+            {"key": f"{key.key & (1 << 64) - 1:016x}", "ways": key.home.ways, "groups": list(key.home.groups)}
+            for key in (() if routing is None else routing.hot)
+        ]
         work: dict[int, float] = {}
         for load in self._loads(newest - _LOADS_OF):
             for number, took in load.groups.items():
                 work[number] = work.get(number, 0.0) + took.seconds
+        if routing is None or not work:  # groups stay where they are, and nobody notes how long they took
+            count = max([self.owner["groups"], *(number + 1 for number in sizes)])
+            sized = [{"number": number, "slot": None, "load": sizes.get(number, 0)} for number in range(count)]
+            told = {} if routing is None else {"hot": hot}
+            return {"groups": sized, "unit": "bytes", "of": "of state", "batch": newest, **told}
         groups = [
             {"number": number, "slot": slot, "load": work.get(number, 0.0), "moved": number in routing.moved}
             for number, slot in enumerate(routing.owner)
             if slot >= 0
-        ]
-        hot = [
-            {"key": f"{key.key & (1 << 64) - 1:016x}", "ways": key.home.ways, "groups": list(key.home.groups)}
-            for key in routing.hot
         ]
         said = f"of work in the last {_LOADS_OF} batches"
         return {"groups": groups, "unit": "seconds", "of": said, "hot": hot, "batch": batch}
