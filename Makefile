@@ -10,7 +10,7 @@
 #   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
 #   make memory   every verb in its budget, as the system counts
 #   make fuzz     feed every parser with what it does not expect       make bits    flip bits on disk; each is found, or harmless
-#   make servers  a Kafka broker on this machine, to try things with   make versions  every verb on other versions of PySpark
+#   make servers  Kafka, S3 and PostgreSQL here, to try things with    make versions  every verb on other versions of PySpark
 #   make setup    only prepare .venv                                   make format  let ruff lay out the code
 #   make release  build dist/, and run the README's examples with the wheel in an empty environment
 #   make lock     choose new versions for requirements.lock            make clean   remove what was generated

@@ -1,4 +1,4 @@
-"""Jars that were fetched, and a Java process that ends with the one that started it."""
+"""Jars that were fetched, and a server's process that ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _FETCHING = 600.0
 # A virtual machine that lives for a minute spends most of it compiling, unless it compiles little.
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 # The shell reads from a pipe that closes when its starter ends, in whatever way; then the server must end, too.
-_GUARDED = 'log=$1; shift; "$@" >>"$log" 2>&1 & echo $!; read -r _; kill $! 2>/dev/null; wait $! 2>/dev/null'
+_GUARDED = (
+    'log=$1 ending=$2; shift 2; "$@" >>"$log" 2>&1 & echo $!; '
+    'read -r _; kill -s "$ending" $! 2>/dev/null; wait $! 2>/dev/null'
+)
 
 
 class Unavailable(Exception):
@@ -72,13 +75,18 @@ def free_ports(count: int, wanted: int | None = None) -> list[int]:
 
 
 class Guarded:
-    """A process that ends when told, or when this one ends."""
+    """A process that ends when told, by the signal that its kind ends in an orderly way by, or when this one ends.
 
-    def __init__(self, command: Sequence[str], log: Path, place: Path) -> None:
+    It is in a session of its own: Ctrl-C is for its starter, who ends it.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, place: Path, *, user: str | None = None, ending: str = "TERM"
+    ) -> None:
         self.log = log
         self._shell = subprocess.Popen(
-            ["sh", "-c", _GUARDED, "sh", str(log), *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=place,
+            ["sh", "-c", _GUARDED, "sh", str(log), ending, *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=place, user=user, start_new_session=True,
         )  # fmt: skip
         assert self._shell.stdout is not None
         self.pid = int(self._shell.stdout.readline())

@@ -8,62 +8,39 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import watersmeet as wm
-from waiting import PATIENCE
+from servers.postgres import Postgres
+from servers.process import Unavailable
 
 DRIVERS = ("adbc", "psycopg", "sqlalchemy")
 ROWS = 1_500
 
 
-def _programs() -> Path | None:
-    """Where PostgreSQL's programs are."""
-    found = shutil.which("pg_ctl")
-    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    return next((folder for folder in reversed(folders) if (folder / "initdb").exists()), None)
-
-
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The address of a server with a table of customers."""
     named = os.environ.get("WATERSMEET_TEST_POSTGRES")
     if named:
         yield named
         return
-    programs = _programs()
-    if programs is None:
-        pytest.skip(
-            "no PostgreSQL is installed (Debian: apt-get install postgresql), and WATERSMEET_TEST_POSTGRES names none"
-        )
-    place = Path("/tmp") / f"watersmeet-postgres-{os.getpid()}"  # a socket's path must be short
-    place.mkdir()
-    # PostgreSQL does not run as root: then it is somebody without any rights.
-    options: dict[str, Any] = {"check": True, "capture_output": True, "timeout": PATIENCE}
-    if os.getuid() == 0:
-        options["user"] = "nobody"
-        shutil.chown(place, "nobody")
-    data = place / "data"
-    try:
-        subprocess.run([programs / "initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync"], **options)
-        # It listens on nothing but a socket in its own directory.
-        settings = f"-c listen_addresses='' -c unix_socket_directories={place} -c fsync=off"
-        start = [programs / "pg_ctl", "-D", data, "-w", "-l", place / "log", "-o", settings, "start"]
-        subprocess.run(start, **options)
+    # Whom it runs as may not look into the folders of tests.
+    with TemporaryDirectory(prefix="watersmeet-postgres-") as place:
+        Path(place).chmod(0o711)
         try:
-            yield f"postgresql://tester@/postgres?host={place}"
-        finally:
-            subprocess.run([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **options)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+            server = Postgres(Path(place) / "server")
+        except Unavailable as reason:
+            pytest.skip(f"{reason}, and WATERSMEET_TEST_POSTGRES names none")
+        yield server.address
+        server.close()
 
 
 def _connect(driver: str, address: str) -> Any:
