@@ -21,9 +21,9 @@ import pyarrow as pa
 
 import watersmeet as wm
 from benchmarks.figures import Figure, Target, exactness
-from benchmarks.growth import Sampler, forget_peak, peak
 from benchmarks.memory import environment
 from benchmarks.peer import engine
+from benchmarks.resident import Sampler, forget_peak, peak
 from benchmarks.rounds import Settings, middle, take_turns
 from watersmeet.core.errors import WatersmeetError
 

@@ -25,7 +25,7 @@ def inmemory(settings: Settings) -> Iterator[Figure]:
     rows = settings.rows(1_000_000)
     left, right = (table(generators.uniform(rows, rows, seed), seed) for seed in (1, 2))
     runs = compete(left, right, AMPLE, settings)
-    yield from totals(runs, 0.75)
+    yield from totals(runs, 0.75, on_all=0.75)
     yield from firsts(runs, 0.05)
     yield exact(runs, left, right)
 
@@ -45,7 +45,7 @@ def skew(settings: Settings) -> Iterator[Figure]:
     rows, domain = settings.rows(30_000), settings.rows(10_000)
     left, right = (table(generators.zipf(rows, domain, 1.0, seed), seed) for seed in (1, 2))
     runs = compete(left, right, SMALL, settings)
-    yield from totals(runs, 0.6)
+    yield from totals(runs, 0.6, on_all=0.6)
     yield from firsts(runs, None)
     peak = max(run.peak for run in runs["confluence"])
     yield Figure(f"peak memory of {format_bytes(SMALL)}", peak / 1e6, "MB", target=Target("<=", SMALL / 1e6))
@@ -84,15 +84,15 @@ def warm_up(left: pa.Table, right: pa.Table, settings: Settings) -> None:
         duckdb_join(left, right)
 
 
-def totals(runs: dict[str, list[Run]], bound: float) -> Iterator[Figure]:
-    """Seconds to the last result; the target is the default algorithm's."""
+def totals(runs: dict[str, list[Run]], bound: float, on_all: float | None = None) -> Iterator[Figure]:
+    """Seconds to the last result; the targets are the default algorithm's, on one thread and on all."""
     peer = middle(runs.get("duckdb"), lambda run: run.total)
     for name in ("confluence", "xjoin", "symmetric_hash", "wm.join"):
         target = Target("<=", bound, of_ratio=True) if name == "confluence" else None
         yield Figure(f"total, {name}", middle(runs[name], lambda run: run.total), "s", peer, target)
     if ON_ALL in runs:
         peer = middle(runs.get(PEER_ON_ALL), lambda run: run.total)
-        target = Target("<=", bound, of_ratio=True)
+        target = None if on_all is None else Target("<=", on_all, of_ratio=True)
         yield Figure(f"total, {ON_ALL}", middle(runs[ON_ALL], lambda run: run.total), "s", peer, target)
 
 

@@ -1,6 +1,6 @@
 """What the operating system sees: by how much does a process grow beyond one that idles, compiled code and all?
 
-Each budget has its own process (`python -m benchmarks.growth`), which makes its rows as they are asked for.
+Each budget has its own process (`python -m benchmarks.resident`), which makes its rows as they are asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def memory(settings: Settings) -> Iterator[Figure]:
 
 def measure(driver: str, size: int, rows: int) -> dict[str, float]:
     """One process's account of itself."""
-    command = [sys.executable, "-m", "benchmarks.growth", driver, str(size), str(rows)]
+    command = [sys.executable, "-m", "benchmarks.resident", driver, str(size), str(rows)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise WatersmeetError(f"{' '.join(command[1:])} failed: {done.stderr.strip().splitlines()[-1:]}")

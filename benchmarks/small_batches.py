@@ -20,7 +20,7 @@ from benchmarks.rounds import Settings, middle, take_turns
 from watersmeet.core.spec import JoinSpec
 from watersmeet.sources import generators
 
-_CASES = ((64, 1_000_000, 1.0), (1, 200_000, 0.3))
+_CASES = ((64, 1_000_000, 2.0), (1, 200_000, 0.3))
 """Rows of a batch, rows of an input, million rows a second to reach."""
 
 
@@ -34,7 +34,7 @@ def small_batches(settings: Settings) -> Iterator[Figure]:
         spec = spec_of(left.schema, right.schema)
         runs = take_turns(
             {
-                "xjoin": partial(_by_hand, spec, left, right, size),
+                "confluence": partial(_by_hand, spec, left, right, size),
                 "wm.join": partial(_as_a_user, left, right, size),
             },
             settings.repeat,
@@ -42,7 +42,8 @@ def small_batches(settings: Settings) -> Iterator[Figure]:
         named = f"of {size} row" + "s" * (size > 1)
         for name, each in runs.items():
             speed = middle(each, lambda run: 2 * rows / run.total / 1e6)  # noqa: B023
-            yield Figure(f"{named}, {name}", speed, "M rows/s", target=Target(">=", goal) if name == "xjoin" else None)
+            target = Target(">=", goal) if name == "confluence" else None
+            yield Figure(f"{named}, {name}", speed, "M rows/s", target=target)
         expected = matches(left, right)
         wrong += max(abs(run.result[0] - expected) for each in runs.values() for run in each)
     yield exactness(wrong)

@@ -34,7 +34,7 @@ def spark_batch(settings: Settings) -> Iterator[Figure]:
         {name: middle(each, lambda run, of=of: median(of(one) for one in run)) for name, each in runs.items()}
         for of in (_seconds, _cpu)
     )
-    yield Figure("total", seconds["ours"], "s", seconds.get("own"), Target("<=", 1.3, of_ratio=True))
+    yield Figure("total", seconds["ours"], "s", seconds.get("own"), Target("<=", 1.1, of_ratio=True))
     yield Figure("CPU", cpu["ours"], "s", cpu.get("own"))
     yield Figure("CPU, against rows that are dropped", cpu["ours"], "s", cpu.get("drain"))
     joins = [run for name in ("ours", "own") for accounts in runs.get(name, []) for run in accounts]

@@ -33,7 +33,7 @@ def spark_4way(settings: Settings) -> Iterator[Figure]:
             names = [f"{kind} ours", *([f"{kind} heap"] if settings.peers else [])]
             measured = Measured.of(names, place, 1, min(MOST_REPEATS, settings.repeat))
             peer, label = f"{kind} heap", f"Spark's tree, {kind.replace('-', ' ')}"
-            yield measured.rate(peer, label, Target(">=", 4.0, of_ratio=True))
+            yield measured.rate(peer, label, Target(">=", 5.0, of_ratio=True))
             yield measured.cpu(peer, label)
             yield measured.state(peer, label, Target("<=", 1 / 3, of_ratio=True))
             yield measured.memory(peer, label)

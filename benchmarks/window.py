@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.figures import Figure, Target, exactness
-from benchmarks.growth import Sampler, forget_peak, peak
 from benchmarks.inputs import BATCH_ROWS
 from benchmarks.peer import engine
+from benchmarks.resident import Sampler, forget_peak, peak
 from benchmarks.rounds import Settings, middle, take_turns
 from benchmarks.symmetric_peer import datafusion_pairs
 from watersmeet import planner

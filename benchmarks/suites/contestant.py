@@ -20,8 +20,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from benchmarks.growth import Sampler, forget_peak, peak
 from benchmarks.ours import Watch
+from benchmarks.resident import Sampler, forget_peak, peak
 from benchmarks.suites import catalogue
 from benchmarks.suites.check import Sum
 from benchmarks.suites.engines import answers, is_exhausted

@@ -138,6 +138,8 @@ def test_runs_without_peers_and_judges_nothing_by_them(tmp_path: Path) -> None:
     assert {record["bench"] for record in found} == {"skew", "small-batches"}
     assert all(record["peer"] is None and record["ratio"] is None for record in found)
     assert all(record["value"] == 0 for record in found if record["metric"].startswith("wrong"))
+    targets = {record["metric"]: record["target"] for record in found}
+    assert targets["of 64 rows, confluence"] == ">= 2" and targets["of 1 row, confluence"] == ">= 0.3"
 
 
 def test_short_memory_is_exact(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_joins_of_stalling_sources_and_of_ranges_are_exact(
     names = ("online", "range")
     found = {record["metric"]: record["value"] for record in records(tmp_path / "f.json", *names, "--scale", "0.02")}
     assert found["wrong runs"] == 0
-    assert 0 < found["delivered by then, best"] <= 100
+    assert 0 < found["delivered by then, confluence"] <= 100
     assert found["arriving, rpj beside xjoin"] > 0
     assert found["rows a second, confluence"] > 0
 

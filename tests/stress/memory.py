@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from benchmarks.growth import Sampler, forget_peak, peak
 from benchmarks.memory import environment
+from benchmarks.resident import Sampler, forget_peak, peak
 
 import watersmeet as wm
 
