@@ -9,6 +9,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark.shop import inputs
+from spark.test_every_verb import VERBS, Files, check_streamed, counted, expected_of_one_pass
 from watersmeet import spark as wms
 
 
@@ -29,7 +31,7 @@ def main(place: Path) -> None:
         rows.coalesce(1).write.parquet(str(place / side))
     endless(spark, place)
     ending(spark, place)
-    parallel(spark, place)
+    every_verb(spark, place / "shop")
     spark.stop()
 
 
@@ -40,10 +42,14 @@ def batch(spark: Any) -> None:
         assert sorted(row["id_right"] for row in found.collect()) == list(range(100))
 
 
-def run(frame: Any, place: Path, name: str) -> Any:
+def start(frame: Any, place: Path, name: str) -> Any:
     out, checkpoint = str(place / f"out-{name}"), str(place / f"checkpoint-{name}")
     writer = frame.writeStream.format("parquet").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", checkpoint).start(out)
+    return writer.option("checkpointLocation", checkpoint).start(out)
+
+
+def run(frame: Any, place: Path, name: str) -> Any:
+    query = start(frame, place, name)
     query.awaitTermination()
     return query
 
@@ -85,11 +91,16 @@ def ending(spark: Any, place: Path) -> None:
     expect(spark, place, "ending")
 
 
-def parallel(spark: Any, place: Path) -> None:
-    frames = [spark.readStream.schema(f"id long, {side} long").parquet(str(place / side)) for side in ("left", "right")]
-    given: dict[str, Any] = {"time": "left = right", "window": 1_000_000, "slots": (1, 2), "groups": 4}
-    run(wms.parallel_join(*frames, on="id", memory="1 MiB", state=place / "state-parallel", **given), place, "parallel")
-    expect(spark, place, "parallel")
+def every_verb(spark: Any, place: Path) -> None:
+    """All of them over the same files, as streams side by side and in one pass."""
+    inputs.add(place, end=True)
+    files = {table: Files(spark, place, place / f"state-{table}") for table in VERBS}
+    queries = {table: start(VERBS[table](files[table]), place, table) for table in VERBS}
+    for table, query in queries.items():
+        query.awaitTermination()
+        check_streamed(counted(spark.read.parquet(str(place / f"out-{table}")), table), table, 1)
+    for table in VERBS.keys() - {"matched", "matched_in_slots"}:  # seen already, and for streams alone
+        assert counted(VERBS[table](Files(spark, place, None)), table) == expected_of_one_pass(table), table
 
 
 if __name__ == "__main__":
