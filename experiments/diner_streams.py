@@ -22,7 +22,6 @@ _QUANTA = 1000
 """So many hand-overs in a transmission."""
 _REACTIVE_FUEL = 256
 """So little that the joins are asked after a block or two whether enough rows wait."""
-_LEAST_MEMORY = 400
 _BLOCKS_OF_THE_PAPER = 2 * DINER.tuples * DINER.memory_share / DINER.block_tuples
 
 
@@ -40,7 +39,12 @@ def contestant(join: str, machine: Machine, scale: float, outer_blocks: int = DI
 
 def new_arrivals(scale: float) -> int:
     """MaxNewArr: by the scale, as fragments and delays are."""
-    return max(50, round(scale * DINER.max_new_arrivals))
+    return round(part_of(scale) * DINER.max_new_arrivals)
+
+
+def part_of(scale: float) -> float:
+    """The part of the paper's data, memory, blocks and seeks that a run has: about the scale, see `scaled_page`."""
+    return scaled_page(DINER.block_tuples, scale)[1]
 
 
 def machine(memory_rows: int, duration: float, scale: float = 1.0, partitions: int = DINER.partitions) -> Machine:
@@ -49,12 +53,11 @@ def machine(memory_rows: int, duration: float, scale: float = 1.0, partitions: i
     The input buffer is a part of the memory (section 3.1: UsedMemory has it in its computation). Whoever lets more
     rows wait than memory holds would have nothing left, had everything else been flushed: then it overflows.
     """
-    memory_rows = max(_LEAST_MEMORY, memory_rows)
     page_rows, part = scaled_page(DINER.block_tuples, scale)
     return Machine(
         memory_rows=memory_rows,
         page_rows=page_rows,
-        page_bytes=round(part * DINER.block_bytes),
+        page_bytes=part * DINER.block_bytes,
         seek=SEEK * part,
         transfer=TRANSFER,
         wait=WAIT,
@@ -72,7 +75,7 @@ def machine(memory_rows: int, duration: float, scale: float = 1.0, partitions: i
 
 def tuples(scale: float) -> int:
     """Of each synthetic input."""
-    return round(scale * DINER.tuples)
+    return round(part_of(scale) * DINER.tuples)
 
 
 def zipf_keys(n: int, skew: float, seed: int) -> tuple[Int64, Int64]:

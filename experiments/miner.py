@@ -39,7 +39,6 @@ _REACTIVE_FUEL = 256
 _RECORDS = 10
 """Bytes set aside for each input row, for the records of blocks: no paper counts these."""
 _BYTES_A_ROW = 64
-_LEAST_MEMORY = 400
 _NAMES = {2: ("r2", "r3"), 3: ("r1", "r2", "r3"), 4: ("r1", "r2", "r3", "r4")}
 _COLUMNS = {"r1": ("a1",), "r2": ("a1", "a2"), "r3": ("a2", "a3"), "r4": ("a3",)}
 _CHAIN = ("r1.a1 = r2.a1", "r2.a2 = r3.a2", "r3.a3 = r4.a3")
@@ -159,7 +158,7 @@ def _make(
     page = block * STORED_BYTES
     if join == OURS:
         grain = Grain(page_bytes=page, pairs=PAIRS, records=records)
-        options = ours.options(rows, block, block * DINER.block_bytes // DINER.block_tuples)
+        options = ours.options(rows, block, block * DINER.block_bytes / DINER.block_tuples)
         return ManyConfluence(spec, memory, MemoryStore(), grain=grain, **options)
     if join == "MJoin":
         partitions = 1 << max(1, min(4, (rows * DINER.block_tuples // block // 600).bit_length() - 1))
@@ -217,13 +216,14 @@ def _run(
     delay: float = 0.0,
     whole: bool = False,
 ) -> Measured:
-    tables = (chain_tables if shape == "chain" else star_tables)(scale, seed, inputs)
+    small_block, part = scaled_page(DINER.block_tuples, scale)
+    tables = (chain_tables if shape == "chain" else star_tables)(part, seed, inputs)
     spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
     schedule = arriving(tables, seed, delay)
-    rows = max(_LEAST_MEMORY, round(memory * schedule.total_rows))
+    rows = round(memory * schedule.total_rows)
     # MINER writes and reads blocks, of which there are as many for each row at any scale. Smaller will not do: what
     # it knows of a block's rows by the next flush would be chance. The others write a memory-full in a few runs.
-    block, part = scaled_page(DINER.block_tuples, 1.0 if join == "MINER" else scale)
+    block, part = (DINER.block_tuples, 1.0) if join == "MINER" else (small_block, part)
     # More for the records of smaller blocks.
     records = round(_RECORDS * schedule.total_rows / part)
     if join == OURS:

@@ -44,10 +44,10 @@ def contestant(machine: Machine) -> Contestant:
     return Contestant.of(OURS, "confluence", **options(machine.memory_rows, machine.page_rows, machine.page_bytes))
 
 
-def options(memory_rows: int, page_rows: int, page_bytes: int) -> dict[str, Any]:
+def options(memory_rows: int, page_rows: int, page_bytes: float) -> dict[str, Any]:
     """How it is set up with memory for so many rows, on a disk with such pages; of any number of inputs."""
     at_once = max(1, memory_rows // page_rows // _BUFFER_SHARE)
-    pages = Pages(page_bytes // _HASH_BYTES, page_rows, at_once)
+    pages = Pages(max(1, round(page_bytes / _HASH_BYTES)), page_rows, at_once)
     return {"pages": pages, "fan_in": _FAN_IN, "settling": _SETTLING}
 
 

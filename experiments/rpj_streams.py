@@ -18,8 +18,15 @@ from watersmeet.sources.schedules import Schedule
 
 ARRIVALS = ("harmony", "reverse")
 NETWORKS = ("reliable", "unreliable")
-_LEAST_MEMORY = 1000
 _QUANTUM = 0.25
+"""Seconds of arrivals that are handed over together, in full."""
+_LEAST_QUANTUM = 10 * RPJ.gap
+
+
+def part_of(scale: float, network: str) -> float:
+    """The part of the paper's data, memory, pages and seeks that a run has: about the scale, see `scaled_page`."""
+    scale *= RPJ.unreliable_part if network == "unreliable" else 1.0
+    return scaled_page(RPJ.page_tuples, scale)[1]
 
 
 def machine(scale: float, network: str, faster: float = RPJ.faster) -> Machine:
@@ -28,19 +35,18 @@ def machine(scale: float, network: str, faster: float = RPJ.faster) -> Machine:
     A row that comes is compared with a fifth of its partition on the other side (section 6: "approximately 1/5 of
     R_2^mem is inspected"), however many rows that has; at a smaller scale it has fewer, and each counts for more.
     """
-    scale *= RPJ.unreliable_part if network == "unreliable" else 1.0
-    memory = max(_LEAST_MEMORY, round(scale * RPJ.memory_tuples))
-    page_rows, part = scaled_page(RPJ.page_tuples, memory / RPJ.memory_tuples)
+    part = part_of(scale, network)
+    memory = round(part * RPJ.memory_tuples)
     partitions = partitions_for(memory, RPJ.partitions, part)
-    in_full = RPJ.memory_tuples / memory * partitions / RPJ.partitions
+    in_full = partitions / RPJ.partitions / part
     return Machine(
         memory_rows=memory,
-        page_rows=page_rows,
-        page_bytes=round(part * RPJ.page_bytes),
+        page_rows=round(part * RPJ.page_tuples),
+        page_bytes=part * RPJ.page_bytes,
         seek=SEEK * part,
         transfer=TRANSFER,
         wait=WAIT,
-        quantum=_QUANTUM,
+        quantum=max(_LEAST_QUANTUM, part * _QUANTUM),
         partitions=partitions,
         fan_in=RPJ.fan_in,
         nested=COMPARISON / RPJ.sub_buckets * in_full,
@@ -51,7 +57,7 @@ def machine(scale: float, network: str, faster: float = RPJ.faster) -> Machine:
 def schedule(scale: float, seed: int, arrival: str, speed: int, network: str) -> Schedule:
     """Two inputs, of which the left one is `speed` times as fast."""
     random = np.random.default_rng([seed, ARRIVALS.index(arrival), speed, NETWORKS.index(network)])
-    n = round(scale * RPJ.tuples * (RPJ.unreliable_part if network == "unreliable" else 1.0))
+    n = round(part_of(scale, network) * RPJ.tuples)
     if network == "reliable":
         gaps = np.full(n, RPJ.gap)
     else:

@@ -32,7 +32,6 @@ STORED_BYTES = 16
 ROWS_OF_A_PARTITION = 200
 """In memory, both sides together, at least: not of the papers. With fewer, flushing a few of them writes next to
 nothing and costs a seek each; in little memory, more make RPJ a little better, and HMJ and XJoin worse."""
-_LEAST_PAGE_ROWS = 4
 _MERGING = ("rpj", "hmj", "pmj")
 _MERGED_INTO = 2
 """Pages of each side beside those of the runs: what is written, and what is looked up."""
@@ -64,7 +63,7 @@ class Machine:
 
     memory_rows: int
     page_rows: int
-    page_bytes: int
+    page_bytes: float
     """Of a page of the paper's rows, by which a transfer is charged."""
     seek: float
     transfer: float
@@ -186,16 +185,19 @@ def _rows_before_spill(contestant: Contestant, spec: JoinSpec, memory: int, grai
 
 
 def scaled_page(rows: int, scale: float) -> tuple[int, float]:
-    """Rows of a page at a scale, where it has so many in full, and how long a seek takes, as a part of what it is.
+    """Rows of a page at about this scale, where it has so many in full, and the scale that is exactly.
 
     With a tenth of the data and of the memory everything takes a tenth of the time, but for the disk: runs are as many
     as in full, and a seek for each takes as long. And where runs are merged there is a seek for each page, of which
     there are a tenth as many. So pages and seeks are scaled, too: then each has the part in all time that it has then.
+    That is so only if the page has as many rows as the scale says, and of these there is a whole number, one at least.
+    So data, memory, pages and seeks all go by the scale that this returns: a smaller one would charge seeks by another
+    measure than rows.
 
-    >>> scaled_page(100, 1), scaled_page(100, 0.1), scaled_page(100, 0.001)
-    ((100, 1.0), (10, 0.1), (4, 0.04))
+    >>> scaled_page(100, 1), scaled_page(100, 0.1), scaled_page(100, 0.011), scaled_page(100, 0.001)
+    ((100, 1.0), (10, 0.1), (1, 0.01), (1, 0.01))
     """
-    page = min(rows, max(_LEAST_PAGE_ROWS, round(scale * rows)))
+    page = min(rows, max(1, round(scale * rows)))
     return page, page / rows
 
 

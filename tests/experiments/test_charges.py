@@ -120,17 +120,41 @@ def test_window_joins_count_the_rows_that_they_move_and_compare(kind: Any) -> No
 
 
 @pytest.mark.parametrize("network", ["reliable", "unreliable"])
-def test_at_any_scale_the_disk_has_the_same_part_in_all_time(network: str, modules: Any) -> None:
-    streams = modules("rpj_streams")
-    whole, tenth = (streams.machine(scale, "reliable") for scale in (1.0, 0.1))
-    assert whole.memory_rows / whole.page_rows == pytest.approx(tenth.memory_rows / tenth.page_rows, rel=0.05)
-    # Rows come ten times as few, and all that is done with a memory-full, too.
-    assert whole.seek / whole.memory_rows == pytest.approx(tenth.seek / tenth.memory_rows, rel=0.05)
-    assert whole.page_bytes / whole.page_rows == pytest.approx(tenth.page_bytes / tenth.page_rows, rel=0.05)
-    compared = [each.nested * each.memory_rows / each.partitions for each in (whole, tenth)]
-    assert compared[0] == pytest.approx(compared[1])
-    small = streams.machine(1.0, "unreliable")
-    assert small.seek == pytest.approx(tenth.seek) and small.page_rows == tenth.page_rows
+@pytest.mark.parametrize("scale", [0.7, 0.1, 0.05, 0.013, 0.001])
+def test_at_any_scale_the_disk_has_the_same_part_in_all_time(scale: float, network: str, modules: Any) -> None:
+    """Seeks for runs and visits, of which there are as many, pages, transfers, data, memory: all shrink alike."""
+    streams, rpj = modules("rpj_streams"), modules("papers").RPJ
+    whole, small = streams.machine(1.0, "reliable"), streams.machine(scale, network)
+    rows = streams.schedule(scale, 1, "harmony", 1, network).total_rows
+    assert rows < 0.8 * rpj.tuples, "it is smaller"
+    part = small.seek / whole.seek
+    assert rows / rpj.tuples == pytest.approx(part, rel=1e-3)
+    assert small.memory_rows / whole.memory_rows == pytest.approx(part, rel=1e-3)
+    assert small.page_rows / whole.page_rows == pytest.approx(part)
+    assert small.page_bytes / whole.page_bytes == pytest.approx(part)
+    model, in_full = small.cost("rpj"), whole.cost("rpj")
+    assert model.run / in_full.run == pytest.approx(part), "a seek to a run"
+    assert model.random_page / in_full.random_page == pytest.approx(part)
+    assert model.sequential_page / in_full.sequential_page == pytest.approx(part)
+    left = [each.rows_for("rpj") / each.memory_rows for each in (whole, small)]
+    assert left[0] == pytest.approx(left[1], rel=0.01), "beside the pages for merging"
+    compared = [each.nested * each.memory_rows / each.partitions for each in (whole, small)]
+    assert compared[0] == pytest.approx(compared[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.7, 0.1, 0.05, 0.013, 0.001])
+def test_at_any_scale_diners_disk_has_the_same_part_in_all_time(scale: float, modules: Any) -> None:
+    streams, diner = modules("diner_streams"), modules("papers").DINER
+    rows = streams.tuples(scale)
+    in_memory = round(diner.memory_share * 2 * rows)
+    whole, small = streams.machine(10_000, 100.0), streams.machine(in_memory, 1.0, scale)
+    part = small.seek / whole.seek
+    assert rows / diner.tuples == pytest.approx(part, rel=1e-3)
+    assert small.page_rows / whole.page_rows == pytest.approx(part)
+    assert small.page_bytes / whole.page_bytes == pytest.approx(part)
+    assert small.memory_rows / whole.memory_rows == pytest.approx(part, rel=5e-3)
+    assert streams.new_arrivals(scale) / diner.max_new_arrivals == pytest.approx(part, rel=0.03)
+    assert small.partitions == whole.partitions
 
 
 def test_the_papers_processor_and_sub_partitions(modules: Any) -> None:

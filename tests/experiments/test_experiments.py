@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ def small(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = modules("diner_streams")
     short = {name: tuple(keys[:1500] for keys in streams.real_keys(name)) for name in streams.REAL}
     monkeypatch.setattr(streams, "real_keys", lambda name: short[name])
+    # No scale makes these smaller than a page of one row.
+    rpj = modules("rpj_streams")
+    monkeypatch.setattr(rpj, "RPJ", replace(rpj.RPJ, tuples=rpj.RPJ.tuples // 8))
 
 
 def test_all_experiments_of_the_two_papers_are_there(modules: Any) -> None:

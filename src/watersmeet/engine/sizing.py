@@ -16,7 +16,7 @@ _LEAST_BLOCKS = 24
 _LEAST_BLOCK_ROWS = 8
 _LEAST_CHUNK = 256
 _LEAST_BUFFERS = 22 * _KIB
-_LEAST_GRAIN = {"page_bytes": 64, "fan_in": 2, "block_rows": 1, "pairs": 1, "bucket_rows": 1, "records": 0}
+_LEAST_GRAIN = {"page_bytes": 16, "fan_in": 2, "block_rows": 1, "pairs": 1, "bucket_rows": 1, "records": 0}
 
 
 @dataclass(frozen=True, slots=True)
