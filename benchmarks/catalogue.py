@@ -8,8 +8,10 @@ from pathlib import Path
 
 from benchmarks import figures
 from benchmarks.asof import asof
+from benchmarks.batches import batches
 from benchmarks.bounded import bounded
 from benchmarks.figures import Figure
+from benchmarks.growth import growth
 from benchmarks.in_memory import inmemory, inmemory_large, skew
 from benchmarks.kinds import kinds
 from benchmarks.lookup import lookup
@@ -48,6 +50,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "skew": skew,
     "bounded": bounded,
     "short": short,
+    "growth": growth,
+    "batches": batches,
     "lookup": lookup,
     "memory": memory,
     "multiway": multiway,

@@ -26,10 +26,26 @@ def table(keys: NDArray[np.int64], seed: int, width: int = TEXT_WIDTH) -> pa.Tab
     return generators.rows(keys, width, seed)
 
 
+def row_bytes(width: int) -> float:
+    """Bytes of a row of such a table."""
+    return table(np.zeros(BATCH_ROWS, np.int64), 1, width).nbytes / BATCH_ROWS
+
+
 def lazy(side: int, count: int, domain: int, width: int) -> Iterator[pa.RecordBatch]:
     """Batches of rows with uniform keys, each made when it is asked for."""
     for number, keys in enumerate(_lazy_keys(side, count, domain)):
         yield from generators.rows(keys, width, _lazy_seed(side, number)).to_batches()
+
+
+def lazy_zipf(side: int, count: int, domain: int, skew: float, width: int) -> Iterator[pa.RecordBatch]:
+    """The same with keys by Zipf's law, all of which are there at once; only their rows are made when asked for."""
+    keys = generators.zipf(count, domain, skew, side)
+
+    def made() -> Iterator[pa.RecordBatch]:
+        for number, start in enumerate(range(0, count, BATCH_ROWS)):
+            yield from generators.rows(keys[start : start + BATCH_ROWS], width, _lazy_seed(side, number)).to_batches()
+
+    return made()
 
 
 def _lazy_keys(side: int, count: int, domain: int) -> Iterator[NDArray[np.int64]]:
@@ -44,6 +60,11 @@ def _lazy_seed(side: int, number: int) -> int:
 def lazy_matches(count: int, domain: int) -> int:
     """How many pairs the join of both sides' lazy rows has."""
     return _matches(*(np.concatenate(list(_lazy_keys(side, count, domain))) for side in (0, 1)))
+
+
+def zipf_matches(count: int, domain: int, skew: float) -> int:
+    """How many pairs the join of both sides' rows by Zipf's law has."""
+    return _matches(*(generators.zipf(count, domain, skew, side) for side in (0, 1)))
 
 
 def matches(left: pa.Table, right: pa.Table) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.bounded import ROWS, budgets
+from benchmarks import bounded, short
 from benchmarks.figures import Figure, Target, exactness
-from benchmarks.inputs import lazy_matches
+from benchmarks.resident import expected
 from benchmarks.rounds import Settings, middle, take_turns
 from watersmeet.core.errors import WatersmeetError
 
@@ -23,11 +23,14 @@ DRIVERS = ("operator", "wm.join")
 
 
 def memory(settings: Settings) -> Iterator[Figure]:
-    """Growth of the process while it joins what `bounded` joins."""
-    rows = settings.rows(ROWS)
+    """Growth of the process while it joins what `bounded` and `short` join."""
+    tasks = {name: ("bounded", size, settings.rows(bounded.ROWS)) for name, size in bounded.budgets(settings).items()}
+    for workload, (full, _) in short.WORKLOADS.items():
+        rows = settings.rows(full)
+        tasks |= {f"{workload} {share}": (workload, size, rows) for share, size in short.budgets(rows).items()}
     contestants = {
-        f"{name}, {driver}": partial(measure, driver, size, rows)
-        for name, size in budgets(settings).items()
+        f"{name}, {driver}": partial(measure, workload, driver, size, rows)
+        for name, (workload, size, rows) in tasks.items()
         for driver in DRIVERS
     }
     runs = take_turns(contestants, settings.repeat)
@@ -35,13 +38,14 @@ def memory(settings: Settings) -> Iterator[Figure]:
         allowed = Target("<=", 1.15 * each[0]["budget"] / 1e6 + 16)
         yield Figure(f"growth at {name}", middle(each, lambda run: run["growth"] / 1e6), "MB", target=allowed)
         yield Figure(f"counted at {name}", middle(each, lambda run: run["peak"] / 1e6), "MB")
-    expected = lazy_matches(rows, rows)
-    yield exactness(sum(run["rows"] != expected for each in runs.values() for run in each), "wrong runs, by row count")
+    due = {name: expected(workload, rows) for name, (workload, _, rows) in tasks.items()}
+    wrong = sum(run["rows"] != due[name.rpartition(", ")[0]] for name, each in runs.items() for run in each)
+    yield exactness(wrong, "wrong runs, by row count")
 
 
-def measure(driver: str, size: int, rows: int) -> dict[str, float]:
+def measure(workload: str, driver: str, size: int, rows: int) -> dict[str, float]:
     """One process's account of itself."""
-    command = [sys.executable, "-m", "benchmarks.resident", driver, str(size), str(rows)]
+    command = [sys.executable, "-m", "benchmarks.resident", workload, driver, str(size), str(rows)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise WatersmeetError(f"{' '.join(command[1:])} failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -1,4 +1,7 @@
-"""A process that joins lazily made rows within a budget and says by how much it grew: `DRIVER BYTES ROWS`, as JSON."""
+"""A process that joins rows made as they are asked for within a budget, and says by how much it grew, as JSON.
+
+`python -m benchmarks.resident WORKLOAD DRIVER BYTES ROWS`
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,26 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 
-from benchmarks.bounded import TEXT_WIDTH
-from benchmarks.inputs import lazy, spec_of
+from benchmarks import bounded
+from benchmarks.inputs import TEXT_WIDTH, lazy, lazy_matches, lazy_zipf, spec_of, zipf_matches
 from benchmarks.ours import Run, arrivals, drive, live
 
 EVERY = 0.005
+KEYS_A_ROW, SKEW = 5, 0.8
+"""Of rows whose keys are by Zipf's law."""
+WORKLOADS: Mapping[str, Callable[[int, int], Iterator[pa.RecordBatch]]] = {
+    "bounded": lambda side, rows: lazy(side, rows, rows, bounded.TEXT_WIDTH),
+    "uniform": lambda side, rows: lazy(side, rows, rows, TEXT_WIDTH),
+    "zipf": lambda side, rows: lazy_zipf(side, rows, KEYS_A_ROW * rows, SKEW, TEXT_WIDTH),
+}
+"""What `bounded` and `short` join: so many rows of a side."""
+WARMING = 200_000
 
 
 class Sampler(threading.Thread):
@@ -59,28 +72,34 @@ def peak() -> int:
     return 1024 * int(found[1]) if found else 0
 
 
-def join(driver: str, memory: int, rows: int) -> Run:
+def expected(workload: str, rows: int) -> int:
+    """How many pairs there are."""
+    return zipf_matches(rows, KEYS_A_ROW * rows, SKEW) if workload == "zipf" else lazy_matches(rows, rows)
+
+
+def join(sides: list[Iterator[pa.RecordBatch]], driver: str, memory: int) -> Run:
     """The join, by hand or as a user runs it."""
-    left, right = (lazy(side, rows, rows, TEXT_WIDTH) for side in (0, 1))
     if driver == "wm.join":
-        return live(left, right, memory)
+        return live(sides[0], sides[1], memory)
     schema = next(lazy(0, 1, 1, TEXT_WIDTH)).schema
-    return drive(spec_of(schema, schema), arrivals(left, right), memory)
+    return drive(spec_of(schema, schema), arrivals(*sides), memory)
 
 
-def main(driver: str, memory: int, rows: int) -> dict[str, float]:
+def main(workload: str, driver: str, memory: int, rows: int) -> dict[str, float]:
     """Warm up, and join under observation."""
-    join(driver, 1 << 20, 200_000)  # in so little memory it spills, and merges its runs: all of its code is loaded
+    # In so little memory it spills, and merges its runs: all of its code is loaded.
+    join([WORKLOADS["uniform"](side, WARMING) for side in (0, 1)], driver, 1 << 20)
+    sides = [WORKLOADS[workload](side, rows) for side in (0, 1)]
     gc.collect()
     pa.default_memory_pool().release_unused()
     sampler = Sampler()
     exact = forget_peak()
     idle = sampler.now()
     sampler.start()
-    run = join(driver, memory, rows)
+    run = join(sides, driver, memory)
     most = max(sampler.stop(), peak() if exact else 0)
     return {"growth": most - idle, "idle": idle, "peak": run.peak, "rows": run.result[0], "seconds": run.total}
 
 
 if __name__ == "__main__":
-    json.dump(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), sys.stdout)
+    json.dump(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])), sys.stdout)

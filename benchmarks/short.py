@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 
 from benchmarks.figures import Figure, Target, exactness
-from benchmarks.inputs import BATCH_ROWS, matches, spec_of, table
+from benchmarks.inputs import BATCH_ROWS, TEXT_WIDTH, matches, row_bytes, spec_of, table
 from benchmarks.ours import arrivals, drive
 from benchmarks.rounds import Settings, middle, take_turns
 from watersmeet.sources import generators
@@ -48,6 +48,11 @@ def short(settings: Settings) -> Iterator[Figure]:
             yield Figure(f"{name}: 10%, {RIVAL}", middle(runs[f"{RIVAL} 10%"], lambda run: run[0]), "s", own)
         expected = matches(left, right)
         yield exactness(sum(run[1] != expected for each in runs.values() for run in each), f"{name}: wrong runs")
+
+
+def budgets(rows: int) -> dict[str, int]:
+    """Bytes of each share of two inputs of so many rows."""
+    return {share: _memory(part, int(2 * rows * row_bytes(TEXT_WIDTH))) for share, part in SHARES.items()}
 
 
 def _memory(share: float, size: int) -> int:

@@ -24,6 +24,8 @@ PROMISED = [
     "skew",
     "bounded",
     "short",
+    "growth",
+    "batches",
     "lookup",
     "memory",
     "multiway",
@@ -199,10 +201,54 @@ def test_a_wrong_result_fails_the_run(modules: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_growth_of_a_process_is_seen(modules: Any) -> None:
-    run_account = modules("memory").measure("operator", 8 << 20, 40_000)
-    assert run_account["rows"] == modules("inputs").lazy_matches(40_000, 40_000)
-    assert 0 < run_account["peak"] <= 8 << 20
-    assert run_account["growth"] < run_account["idle"]
+    memory, resident = modules("memory"), modules("resident")
+    for workload, rows in (("bounded", 40_000), ("zipf", 4_000)):
+        run_account = memory.measure(workload, "operator", 8 << 20, rows)
+        assert run_account["rows"] == resident.expected(workload, rows) > 0
+        assert 0 < run_account["peak"] <= 8 << 20
+        assert run_account["growth"] < run_account["idle"]
+
+
+def test_memory_is_watched_at_every_budget_of_bounded_and_short(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, asked = modules("memory"), set()
+
+    def measure(workload: str, driver: str, size: int, rows: int) -> dict[str, float]:
+        asked.add((workload, driver, size, rows))
+        return {"budget": size, "growth": size, "peak": size, "rows": 7}
+
+    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr(memory, "expected", lambda workload, rows: 7)
+    found = {each.metric: each for each in memory.memory(modules("rounds").Settings(repeat=1))}
+    assert found["wrong runs, by row count"].value == 0
+    uniform, zipf = 2 * 1_500_000 * 80, 2 * 200_000 * 80
+    budgets = [("bounded", size * 1_000_000, 3_000_000) for size in (200, 100, 60)]
+    budgets += [("uniform", int(uniform * share), 1_500_000) for share in (0.1, 0.03, 0.01)]
+    budgets += [("zipf", int(zipf * share), 200_000) for share in (0.1, 0.03, 0.01)]
+    assert asked == {(name, driver, size, rows) for name, size, rows in budgets for driver in ("operator", "wm.join")}
+    assert found["growth at uniform 10%, wm.join"].target.bound == pytest.approx(1.15 * 24 + 16)
+
+
+def test_ten_times_the_rows_are_beside_those_before(tmp_path: Path) -> None:
+    found = {each["metric"]: each for each in records(tmp_path / "f.json", "growth", "--scale", "0.01")}
+    assert found["wrong runs, by row count"]["value"] == 0
+    assert found["64 MiB: 0.3M rows, spilled"]["value"] == 0 < found["64 MiB: 30M rows, spilled"]["value"]
+    for memory, kept in (("64 MiB", 0.7), ("5%", 0.9)):
+        for by in ("processor", "clock"):
+            first, second = (found[f"{memory}: {size} rows, {by}"] for size in ("3M", "30M"))
+            assert second["peer"] == first["value"] > 0 and second["target"] == f">= {kept} x"
+
+
+def test_what_a_batch_of_results_costs_is_seen(tmp_path: Path) -> None:
+    found = {each["metric"]: each for each in records(tmp_path / "f.json", "batches", "--scale", "0.1")}
+    assert found["wrong runs, by row count"]["value"] == 0
+    assert found["rows a batch, few"]["value"] <= 256 < found["rows a batch, many"]["value"] <= 8192
+    assert found["processor time, few"]["value"] > found["processor time, many"]["value"]
+    assert found["a batch of results"]["target"] == "<= 50"
+
+
+def test_the_first_join_of_a_process_is_timed(modules: Any) -> None:
+    loading, first, second = modules("start").first_join()
+    assert loading > 0 and first > second > 0, "the first loads what was compiled"
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
