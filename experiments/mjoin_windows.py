@@ -114,8 +114,8 @@ class WindowTree:
         }
         spec = MultiSpec.of(schemas, "x.v = y.v", output, _windows(window, 2))
         node = Node(spec, _MEMORY, MemoryStore())
-        node.parts = parts
-        node.window_clock = NodeClock(spec, self._clock, parts)
+        node.timed.parts = parts
+        node.timed.clock = NodeClock(spec, self._clock, parts)
         return node
 
     @property

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from watersmeet.joins.multiway.mjoin import MJoin
     from watersmeet.joins.multiway.tree import JoinTree
     from watersmeet.joins.sharded import Sharded
-    from watersmeet.joins.window.many_confluence import ManyWindowConfluence
     from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
     from watersmeet.policies.splitting import Plan
     from watersmeet.relation.relation import RelationReader
@@ -143,7 +142,7 @@ def build_for_threads(
     return operator
 
 
-ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | ManyWindowConfluence | WindowedMJoin"
+ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | WindowedMJoin"
 MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = Registry({
     "confluence": "multiway.confluence:ManyConfluence",
     "miner": "multiway.miner:Miner",
@@ -151,8 +150,8 @@ MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | typ
     "tree": "multiway.tree:JoinTree",
 })  # fmt: skip
 """Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
-WINDOWED_MULTIWAY: Mapping[str, type[ManyWindowConfluence] | type[WindowedMJoin]] = Registry({
-    "confluence": "window.many_confluence:ManyWindowConfluence",
+WINDOWED_MULTIWAY: Mapping[str, type[ManyConfluence] | type[WindowedMJoin]] = Registry({
+    "confluence": "multiway.confluence:ManyConfluence",
     "mjoin": "window.windowed_mjoin:WindowedMJoin",
 })  # fmt: skip
 """Those that join by windows; they go through a conformance suite of their own."""

@@ -23,8 +23,8 @@ from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Rows
 from watersmeet.engine.sizing import Grain
-from watersmeet.joins.multiway.many_settlement import ManySettlement
-from watersmeet.joins.window.many_confluence import ManyWindowConfluence
+from watersmeet.joins.multiway.confluence import ManyConfluence
+from watersmeet.joins.multiway.expiry import Expiry
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.matching.multi_windows import SettledFilter, WindowClock, WindowFilter
 from watersmeet.policies.settling import Settling
@@ -67,7 +67,7 @@ WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_confluence_finds_every_combination_exactly_once_on_every_way(way: str) -> None:
     options, proofs = WAYS[way]
     cases = 2_000 if DEEP else 80
-    summary = conform_multi_windows(ManyWindowConfluence, cases, 3_000, **options)
+    summary = conform_multi_windows(ManyConfluence, cases, 3_000, **options)
     print(summary, summary.kinds)
     assert summary.spilled > summary.cases / 4, summary
     assert summary.read > summary.cases / 8, summary
@@ -79,7 +79,7 @@ def test_confluence_finds_every_combination_exactly_once_on_every_way(way: str) 
     assert proofs <= set(events), summary
 
 
-@pytest.mark.parametrize("join", [WindowedMJoin, ManyWindowConfluence])
+@pytest.mark.parametrize("join", [WindowedMJoin, ManyConfluence])
 @pytest.mark.parametrize("seed", range(60_000, 60_006))
 def test_snapshots_everywhere(seed: int, join: Any) -> None:
     assert check_snapshot(join, make_multi_window_case(seed, join), points=25).restored > 0
@@ -105,7 +105,7 @@ def run_dense(seed: int) -> Counter[str]:
     spec = MultiSpec.of(dict.fromkeys(names, SCHEMA), on, Output.PAIRS, windows)
     settling = Settling(least_rows=1 << 20) if rng.random() < 0.7 else Settling(least_rows=8, hashes_per_row=99)
     store = MemoryStore()
-    join = ManyWindowConfluence(spec, 1 << 20, store, floor=0, fan_in=3, settling=settling)
+    join = ManyConfluence(spec, 1 << 20, store, floor=0, fan_in=3, settling=settling)
     rows: list[list[tuple[int, int]]] = [[] for _ in names]
     order, found, now = [], Counter[tuple[int, ...]](), 0
 
@@ -143,7 +143,7 @@ def run_dense(seed: int) -> Counter[str]:
     if found != expected:
         raise ConformanceError(f"seed {seed}: {found - expected} too many, {expected - found} missing")
     join.events["results"] += found.total()
-    join.events["late rows"] += sum(join.late)
+    join.events["late rows"] += sum(join.timed.late)
     join.close()
     return join.events
 
@@ -159,7 +159,7 @@ def test_late_and_counted_rows_meet_on_disk_what_they_would_have_met_in_memory()
 # --- mutants: each breaks one rule, and some case must notice ---
 
 expired_before, holds, read = WindowClock.expired_before, WindowFilter.holds, WindowClock.read
-settled_now, expire_rows = ManyWindowConfluence.settled_now, ManyWindowConfluence._expire_rows
+settled, expire_rows = Expiry.settled, Expiry._expire_rows
 
 
 def forgets_too_soon(clock: WindowClock, number: int, own: Any, at: Any = None) -> int:
@@ -188,38 +188,38 @@ def asks_the_newest_row_whether_it_was_late(windows: SettledFilter, bound: Any, 
     return ends[1:].min(axis=0, initial=1 << 62) >= marks
 
 
-def forgets_what_is_owed(join: ManyWindowConfluence, side: int) -> int:
+def forgets_what_is_owed(expiry: Expiry, number: int) -> int:
     """Rows that owe are taken for rows that have met everything: what they owe may go."""
-    return expired_before(join.window_clock, side, (side,))
+    return expired_before(expiry._windows.clock, number, (number,))
 
 
-def forgets_who_owes(join: ManyWindowConfluence, number: int, before: int, share: int, owes: bool) -> bool:
+def forgets_who_owes(expiry: Expiry, number: int, before: int, share: int, owes: bool) -> bool:
     """Rows that owe go as soon as nothing to come can meet them."""
-    return expire_rows(join, number, before, share, False)
+    return expire_rows(expiry, number, before, share, False)
 
 
-def all_have_settled(join: ManyWindowConfluence, settlement: ManySettlement) -> None:
+def all_have_settled(expiry: Expiry) -> None:
     """Rows that came while others settled are taken for settled."""
-    join._began = join.window_clock.at
-    settled_now(join, settlement)
+    expiry.began = expiry._windows.clock.at
+    settled(expiry)
 
 
 MUTANTS: dict[str, tuple[Any, str, Any, list[Any]]] = {
-    "forgets too soon": (WindowClock, "expired_before", forgets_too_soon, [WindowedMJoin, ManyWindowConfluence]),
-    "ignores windows": (WindowFilter, "holds", ignores_windows, [WindowedMJoin, ManyWindowConfluence]),
-    "ignores late rows": (WindowClock, "read", ignores_late_rows, [WindowedMJoin, ManyWindowConfluence]),
+    "forgets too soon": (WindowClock, "expired_before", forgets_too_soon, [WindowedMJoin, ManyConfluence]),
+    "ignores windows": (WindowFilter, "holds", ignores_windows, [WindowedMJoin, ManyConfluence]),
+    "ignores late rows": (WindowClock, "read", ignores_late_rows, [WindowedMJoin, ManyConfluence]),
     "ignores windows of settled rows": (
-        SettledFilter, "holds", ignores_windows_of_settled_rows, [ManyWindowConfluence]
+        SettledFilter, "holds", ignores_windows_of_settled_rows, [ManyConfluence]
     ),
     "lets late rows meet everything": (
-        SettledFilter, "_are_in_time", lets_late_rows_meet_everything, [ManyWindowConfluence]
+        SettledFilter, "_are_in_time", lets_late_rows_meet_everything, [ManyConfluence]
     ),
     "asks the wrong row whether it was late": (
-        SettledFilter, "_are_in_time", asks_the_newest_row_whether_it_was_late, [ManyWindowConfluence]
+        SettledFilter, "_are_in_time", asks_the_newest_row_whether_it_was_late, [ManyConfluence]
     ),
-    "forgets what is owed": (ManyWindowConfluence, "expired_before", forgets_what_is_owed, [ManyWindowConfluence]),
-    "forgets who owes": (ManyWindowConfluence, "_expire_rows", forgets_who_owes, [ManyWindowConfluence]),
-    "all have settled": (ManyWindowConfluence, "settled_now", all_have_settled, [ManyWindowConfluence]),
+    "forgets what is owed": (Expiry, "expired_before", forgets_what_is_owed, [ManyConfluence]),
+    "forgets who owes": (Expiry, "_expire_rows", forgets_who_owes, [ManyConfluence]),
+    "all have settled": (Expiry, "settled", all_have_settled, [ManyConfluence]),
 }  # fmt: skip
 
 

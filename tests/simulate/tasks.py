@@ -44,7 +44,6 @@ from watersmeet.checks.run import AnyCase, ConformanceError, expected_rows
 from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.core.spec import Output
 from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.planner import ALGORITHMS
 from watersmeet.spark.state import directory, files, lineage, open_runs
 from watersmeet.spark.state.directory import Batch
@@ -88,7 +87,7 @@ def _join(world: World, rng: np.random.Generator, state: Path | str, name: str, 
 def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) -> Stream:
     seed, windowed = int(rng.integers(1 << 20)), make is make_multi_window_case
     while True:
-        case = make(seed, ManyWindowConfluence if windowed else ManyConfluence)
+        case = make(seed, ManyConfluence)
         if is_sparks_multi(case.spec) and not (windowed and case.spec.window.counted):
             break
         seed += 1

@@ -33,7 +33,6 @@ from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.windows import rows
 from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.spark.io.source import END
 from watersmeet.spark.plan.control_rows import SIGN_CODES
@@ -55,7 +54,7 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-JOINS = {"auto": ManyWindowConfluence, "mjoin": WindowedMJoin}
+JOINS = {"auto": ManyConfluence, "mjoin": WindowedMJoin}
 
 
 def _cases(make: Any, count: int, algorithm: str = "auto", first: int = 0) -> Iterator[MultiCase]:

@@ -59,7 +59,7 @@ def suites_of(operator_class: type[Any]) -> Iterator[Suite]:
     """The suites that are about what an operator joins: how they are called, and what is asked for.
 
     >>> [what for what, *_ in suites_of(planner.MULTIWAY["confluence"])]
-    ['', ' with one input preserved']
+    ['', ' with one input preserved', ' by windows']
     """
     from watersmeet.joins.lookup.chain import LookupChain
     from watersmeet.joins.lookup.shared import SharedLookup
@@ -71,12 +71,14 @@ def suites_of(operator_class: type[Any]) -> Iterator[Suite]:
         yield "", conform_windows, {}
         if issubclass(operator_class, planner.WINDOW_ALGORITHMS["confluence"]):
             yield " with many queries", conform_queries, {}
-    elif one_of(planner.WINDOWED_MULTIWAY):
-        yield "", conform_multi_windows, {}
     elif one_of(planner.MULTIWAY):
         yield "", conform, {"make": make_multi_case}
         if getattr(operator_class, "preserves", False):
             yield " with one input preserved", conform, {"make": make_preserving_case}
+        if one_of(planner.WINDOWED_MULTIWAY):
+            yield " by windows", conform_multi_windows, {}
+    elif one_of(planner.WINDOWED_MULTIWAY):
+        yield "", conform_multi_windows, {}
     elif one_of(planner.ASOF):
         yield "", conform_asof, {}
     elif issubclass(operator_class, LookupChain | SharedLookup):

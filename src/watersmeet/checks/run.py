@@ -301,7 +301,8 @@ class CaseRun:
     def _note_events(self) -> None:
         """What an operator says it did, before it is given up."""
         self._events.update(getattr(self._operator, "events", {}))
-        self._late |= any(getattr(self._operator, "late", ()))
+        window = self._operator.report().window
+        self._late |= window is not None and any(window.late)
 
     def _compare(self) -> Counter[Row]:
         """With the oracle: the number of results, and the multiset of rows or pairs."""

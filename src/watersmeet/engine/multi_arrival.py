@@ -162,18 +162,14 @@ class Arrival(Arriving, DrivenTask):
         if self.kept:
             rows = join.tables[self.driver].append(hashes[0], parts, columns, ticks)
             join.meter.inserts += count
-            self.start(places(TABLE, rows), self.scope(), hashes)
+            self.start(places(TABLE, rows), join.arrival_scope(), hashes)
         else:
             self._pass_by(hashes, columns, ticks)
-
-    def scope(self) -> Scope:
-        """Where rows that arrive are looked up."""
-        return Scope.memory(len(self.join.inputs))
 
     def _pass_by(self, hashes: list[Int64], columns: list[pa.Array], ticks: Int64) -> None:
         join = self.join
         join.inputs[self.driver].batch = Passing(columns, hashes, ticks)
-        self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), self.scope(), hashes)
+        self.start(places(BATCH, np.arange(len(ticks), dtype=np.int32)), join.arrival_scope(), hashes)
 
     def note(self, ids: Int64) -> None:
         """Let the operator count what its rows in memory are good for."""

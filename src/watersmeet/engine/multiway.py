@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -16,10 +17,13 @@ from watersmeet.core.protocol import Snapshot
 from watersmeet.core.report import Report
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
+from watersmeet.engine.multi_windows import MultiWindows, WindowedArrival
+from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain
 from watersmeet.engine.snapshot import Saver, check_snapshot
 from watersmeet.matching.found_combinations import CombinationBuffer, InputRows, ManyTable
+from watersmeet.matching.multi_windows import MomentPlan, words_known
 from watersmeet.policies.probing import ProbingOrder
 from watersmeet.records.attributes import AttributeCodec
 from watersmeet.records.plan import RowPlan
@@ -34,6 +38,8 @@ class MultiwayJoin(Operator):
 
     preserves: ClassVar[bool] = False
     """Whether it can give rows of one input that are in no result."""
+    settles_windows: ClassVar[bool] = False
+    """Whether it joins by windows if the spec has some, and its rows may meet later than they come."""
     spec: MultiSpec
     sizing: ManySizing  # type: ignore[assignment]
     codec: AttributeCodec
@@ -41,6 +47,7 @@ class MultiwayJoin(Operator):
     tables: tuple[ManyTable, ...]
     disks: tuple[ManyRuns, ...]
     inputs: tuple[InputRows, ...]
+    windows: MultiWindows | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -51,7 +58,7 @@ class MultiwayJoin(Operator):
         order: ProbingOrder | None = None,
         grain: Grain | None = None,
     ) -> None:
-        if spec.preserved is not None and not self.preserves:
+        if spec.preserved is not None and (spec.window is not None or not self.preserves):
             refuse_kind(KINDS["left"], self.name, ("inner",))
         self.spec = spec
         self._grain = grain or Grain()
@@ -98,9 +105,16 @@ class MultiwayJoin(Operator):
 
     @classmethod
     def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
-        if spec.window is not None:
+        if spec.window is None:
+            if cls.windowed:
+                raise SpecError("a join by windows needs window=...")
+            return RowPlan(spec, number, exact_hash)
+        if not cls.windowed and not cls.settles_windows:
             raise SpecError(f"{cls.__name__} knows no windows; build the join with planner.build_multiway")
-        return RowPlan(spec, number, exact_hash)
+        return MomentPlan(spec, number, exact_hash, 1 + (words_known(spec) if cls.settles_windows else 0))
+
+    def _make_windows(self) -> MultiWindows | None:
+        return None if self.spec.window is None else MultiWindows(self.spec, self.settles_windows)
 
     @classmethod
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:
@@ -143,6 +157,7 @@ class MultiwayJoin(Operator):
             self.disks[number].check()
             for part in range(self.sizing.layout.partitions):
                 assert (table.ticks(table.rows_of(part)) > self.gone[number][part]).all()
+        assert self._order is None or self._order.rows == sum(intake.rows for intake in self._intakes)
 
     # --- work ---
 
@@ -167,7 +182,23 @@ class MultiwayJoin(Operator):
         return self.combinations.take(self.inputs, self.sizing.output_bytes)
 
     def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        if self.windows is not None:
+            return self.windows.arrival(self, number, batch, numbers)
         return Arrival(self, number, batch, numbers)
+
+    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
+        if self.windows is not None:
+            return WindowedArrival(self, self.windows, state["input"], batch, numbers, state["newest"])
+        return self._arrival(state["input"], batch, numbers)
+
+    def arrival_scope(self) -> Scope:
+        """Where rows that arrive are looked up."""
+        return Scope.memory(len(self.inputs))
+
+    def _input_closed(self, number: int) -> None:
+        if self.windows is not None:
+            self.windows.clock.close(self._closed)
+            self.arrival_done()
 
     def must_keep(self, number: int) -> bool:
         """Whether a row that arrives on this input can still find partners later."""
@@ -179,6 +210,23 @@ class MultiwayJoin(Operator):
 
     def note_results(self, ids: Int64) -> None:
         """These results were found by rows that arrive."""
+
+    # --- windows ---
+
+    @property
+    def timed(self) -> MultiWindows:  # type: ignore[override]
+        """The windows of an operator that has them."""
+        assert self.windows is not None
+        return self.windows
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows are remembered, in memory and on disk."""
+        return super().window_rows + sum(disk.rows for disk in self.disks)
+
+    def expired_before(self, number: int) -> int:
+        """Rows of an input that are older than this meet nothing that is still to come."""
+        return self.timed.expired_before(number)
 
     # --- what the operators differ in ---
 
@@ -211,7 +259,7 @@ class MultiwayJoin(Operator):
         """The state that only this operator has."""
 
     def report(self) -> Report:
-        return Report(probing=self.order.figures())
+        return replace(super().report(), probing=self.order.figures())
 
     def frame_state(self) -> dict[str, Any]:
         """The shell's own state."""

@@ -92,6 +92,8 @@ class Operator(ABC):
     pairs: PairBuffer
     found: Found
     """What was found and not handed out; a task works only while it is empty."""
+    windows: Windows | None
+    """How far the inputs have come, where rows meet within windows; None: they all meet."""
     saver: Saver
 
     def __init__(self, spec: JoinSpec, memory: int, store: Store, grain: Grain | None = None) -> None:
@@ -130,9 +132,9 @@ class Operator(ABC):
         inputs = range(len(spec.names))
         self.gone = np.zeros((len(inputs), sizing.layout.partitions), np.int64)
         """Rows of an input and partition that arrived up to this tick are no longer in memory."""
-        self.windows = Windows(spec, self.events) if self.windowed and isinstance(spec, WindowJoinSpec) else None
+        self.windows = self._make_windows()
         self._intakes = tuple(Intake(sizing.input_bytes) for _ in inputs)
-        self._order = Order() if self.windowed else None
+        self._order = Order() if self.windows is not None else None
         """In which rows of all inputs were received; None: it does not matter."""
         self._ended = [False for _ in inputs]
         self._closed = [False for _ in inputs]
@@ -185,6 +187,10 @@ class Operator(ABC):
             )
 
     # --- what an operator may hold its rows in ---
+
+    def _make_windows(self) -> Any:
+        """How far the inputs have come, where rows meet within windows; None: they all meet."""
+        return Windows(self.spec, self.events) if isinstance(self.spec, WindowJoinSpec) else None
 
     def _make_budget(self, memory: int) -> Budget:
         """What this operator may hold."""

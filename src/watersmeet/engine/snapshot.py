@@ -23,7 +23,7 @@ from watersmeet.spill.segment import Segment, SegmentWriter
 if TYPE_CHECKING:
     from watersmeet.engine.shell import Operator
 
-FORMAT = 2
+FORMAT = 3
 """Of what a snapshot says; older ones are refused."""
 _MOST_DELTAS = 16
 _ROWS_AT_ONCE = 8192

@@ -234,11 +234,12 @@ class WindowClock:
 
     def to_state(self) -> dict[str, Any]:
         """For a snapshot."""
-        return {"newest": list(self.newest), "rows": list(self.rows), "late": list(self.late)}
+        return {"newest": list(self.newest), "rows": list(self.rows), "closed": self.closed, "late": list(self.late)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a snapshot's."""
-        self.newest, self.rows, self.late = list(state["newest"]), list(state["rows"]), list(state["late"])
+        self.newest, self.rows = list(state["newest"]), list(state["rows"])
+        self.closed, self.late = list(state["closed"]), list(state["late"])
 
 
 class WindowFilter:

@@ -11,11 +11,11 @@ from watersmeet import planner
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.engine.phases import LATER, NEXT, Phase, diagram, phase_of
 from watersmeet.joins.progressive.xjoin import XJoin
-from watersmeet.joins.window.many_confluence import ManyWindowConfluence
 from watersmeet.spill.store import MemoryStore
 
 REGISTRIES = (
-    planner.ALGORITHMS, planner.MULTIWAY, planner.WINDOWED_MULTIWAY, planner.WINDOW_ALGORITHMS, planner.LOOKUPS
+    planner.ALGORITHMS, planner.MULTIWAY, planner.WINDOWED_MULTIWAY, planner.WINDOW_ALGORITHMS, planner.LOOKUPS,
+    planner.ASOF,
 )  # fmt: skip
 
 
@@ -27,8 +27,7 @@ def depth(kind: type) -> int:
 
 @pytest.mark.parametrize("kind", list(chain.from_iterable(map(dict.values, map(dict, REGISTRIES)))))
 def test_an_operator_is_a_shell_at_most_one_layer_and_a_paper(kind: type) -> None:
-    # Windows of several inputs: the shell, what joins of several inputs share, Confluence of them, and its windows.
-    assert depth(kind) <= (4 if kind is ManyWindowConfluence else 3)
+    assert depth(kind) <= 3
 
 
 def test_every_phase_is_reached_and_left() -> None:

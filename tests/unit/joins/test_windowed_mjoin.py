@@ -15,7 +15,7 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Status
 from watersmeet.core.report import WindowFigures
 from watersmeet.core.spec import Output
-from watersmeet.joins.window.many_confluence import ManyWindowConfluence
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
 from watersmeet.planner import build_multiway
 from watersmeet.spill.store import MemoryStore
@@ -35,7 +35,7 @@ def feed(join: WindowedMJoin, number: int, times: Any, key: Any = 7) -> list[tup
     return drain(join)
 
 
-def drain(join: WindowedMJoin | ManyWindowConfluence) -> list[tuple[int, ...]]:
+def drain(join: WindowedMJoin | ManyConfluence) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     while True:
         step = join.poll(0.0, 10_000)
@@ -78,7 +78,7 @@ def test_late_rows_are_kept_dropped_or_refused() -> None:
         feed(join, 2, [20], key=99)
         # In time would be 19 and later, which meets 17 at best: the row of 16 counts as expired, though it lies close.
         assert feed(join, 2, [17]) == expected
-        assert join.late == [0, 0, 1]
+        assert join.timed.late == [0, 0, 1]
     join = make(parse_many_windows(2, "rsu", time="t", late="error"))
     feed(join, 0, [10])
     with pytest.raises(LateRowError, match="row 1 of r"):
@@ -131,7 +131,7 @@ def test_confluence_keeps_windows_of_many_times_the_memory() -> None:
     rows, window = 120_000, 40_000
     spec = MultiSpec.of(dict.fromkeys("rsu", SCHEMA), ON, Output.PAIRS, parse_many_windows(window - 1, "rsu", "t"))
     store = MemoryStore()
-    join = ManyWindowConfluence(spec, 400 << 10, store, fan_in=4)
+    join = ManyConfluence(spec, 400 << 10, store, fan_in=4)
     held, stored, found = [], [], list[tuple[int, ...]]()
     for begin in range(0, rows, 2_000):
         times = np.arange(begin, begin + 2_000)
@@ -174,7 +174,7 @@ def test_what_windows_cannot_be_is_refused() -> None:
 def test_the_planner_takes_confluence_for_windows_and_mjoin_if_asked() -> None:
     spec = MultiSpec.of(dict.fromkeys("rsu", SCHEMA), ON, window=parse_many_windows(5, "rsu", "t"))
     join = build_multiway(spec, 1 << 20, MemoryStore())
-    assert isinstance(join, ManyWindowConfluence) and "window" in join.reason
+    assert isinstance(join, ManyConfluence) and "window" in join.reason
     assert isinstance(build_multiway(spec, 1 << 20, MemoryStore(), "mjoin"), WindowedMJoin)
 
 

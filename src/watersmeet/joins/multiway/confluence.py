@@ -22,6 +22,7 @@ from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
 from watersmeet.engine.snapshot import check_snapshot
+from watersmeet.joins.multiway.expiry import Expiry
 from watersmeet.joins.multiway.flushing import LEAST_SETS, RUN_BYTES, Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
@@ -40,7 +41,7 @@ from watersmeet.runs.sorted_run import OpenRun, SortedRun
 from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Layout, row_bytes
-from watersmeet.tables.memtables import ManyMemtable, hash_columns
+from watersmeet.tables.memtables import ManyMemtable, ManyWindowMemtable, hash_columns
 
 _BUFFER_SHARE = 32
 _FLOOR = 6 << 20
@@ -84,6 +85,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     Where one input is preserved, there is a bit for each of its rows, by its number (`preserved`). Once the others have
     ended and nothing is owed any more, its rows that are in no result come out.
 
+    With windows, rows are forgotten when they have expired, in memory and on disk (`expiry`).
+
     :param settling: when rows settle, and when they wait for others.
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek.
         Without, work on the disk is counted by bytes.
@@ -111,6 +114,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     name: ClassVar[str] = "confluence"
     preserves: ClassVar[bool] = True
+    settles_windows: ClassVar[bool] = True
     tables: tuple[ManyMemtable, ...]  # type: ignore[assignment]
     disks: tuple[RunSets, ...]  # type: ignore[assignment]
     inputs: tuple[ManyRows, ...]  # type: ignore[assignment]
@@ -163,6 +167,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         """Whether all rows are to settle and leave memory."""
         self.preserved = Preserved(self, memory) if spec.preserved is not None else None
         """Which rows of the preserved input are in results, if there is one."""
+        self.expiry = None if self.windows is None else Expiry(self, self.windows)
+        """What has left its window, if there are windows."""
 
     # --- what rows are kept in ---
 
@@ -203,7 +209,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
     def _make_table(self, number: int) -> Any:
         attributes = len(self.spec.attributes[number])
-        return ManyMemtable(
+        return (ManyMemtable if self.spec.window is None else ManyWindowMemtable)(
             self.plans[number].types, attributes, self.budget, self.sizing.layout, self.spec.names[number]
         )  # fmt: skip
 
@@ -234,6 +240,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         for settled, table in zip(self.settled, self.tables, strict=True):
             assert 0 <= settled <= table.rows
         self.flushing.check()
+        if self.expiry is not None:
+            self.expiry.check()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -265,11 +273,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return owing
 
     def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        return (PreservedArrival if number == self.spec.preserved else Arrival)(self, number, batch, numbers)
+        if number == self.spec.preserved:
+            return PreservedArrival(self, number, batch, numbers)
+        return super()._arrival(number, batch, numbers)
 
     def settled_filter(self) -> SettledFilter | None:
-        """What else combinations of rows that settle must fulfil; None: nothing."""
-        return None
+        """What else combinations of rows that settle must fulfil: they must be in all windows. None: nothing."""
+        return None if self.windows is None else SettledFilter(self.windows.clock, self.inputs)
 
     def is_of_no_use(self, number: int) -> bool:
         """Whether an input's rows, once they have settled, wait for nobody."""
@@ -314,7 +324,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             task = self.flushing.merge_task()
             if task is not None:
                 return task
-        if self.full and self.rows_expire():
+        if self.full and self.expiry is not None and self.expiry.make_room():
             self.full = False
         if self.full:
             if self.owes and not self._may_leave_owing():
@@ -370,19 +380,48 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.batch_ends = merge is not None
         return merge
 
+    # --- windows ---
+
     def window_of(self, number: int) -> int | None:
         """How long rows of an input are remembered; None: to the end."""
-        return None
+        return None if self.windows is None else self.windows.clock.spans[number]
 
-    def rows_expire(self) -> bool:
-        """Let go of rows that nobody will ask for, if they are many: instead of a flush. False if they are not."""
-        return False
+    def slice_taken(self, side: int) -> None:
+        """Rows of an input were taken into memory, their moments count, and they are about to be looked up."""
+        if self.expiry is not None:
+            self.expiry.slice_taken()
+
+    def expired_before(self, number: int) -> int:
+        """Rows of an input that are older than this meet nothing that is still to come, or that owes."""
+        assert self.expiry is not None
+        return self.expiry.expired_before(number)
+
+    def expire(self) -> bool:
+        """Let go of what has expired: of rows in memory if they are many, and of runs."""
+        return self.expiry is not None and self.expiry.expire()
+
+    @property
+    def merges(self) -> bool:
+        """Whether runs are becoming one."""
+        return isinstance(self._task, MergeTask)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is at hand, or rows wait."""
+        return self._task is not None or self._arrivals_wait
+
+    def put_away(self) -> None:
+        """Between two batches: with windows, all rows that owe nothing become runs."""
+        if self.expiry is not None:
+            self.expiry.put_away()
 
     # --- settling ---
 
     def _settle_task(self, why: str, urgent: bool = False) -> ManySettlement:
         """Go on with the settlement, or begin one of all rows that owe."""
         if self.settling is None:
+            if self.expiry is not None:
+                self.expiry.settlement_begins()
             self.settling = ManySettlement(self, self.settled, [table.rows for table in self.tables], urgent)
             self.events[f"settled {why}"] += 1
             self.events["runs settled"] += sum(disk.owing for disk in self.disks)
@@ -398,9 +437,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         for disk in self.disks:
             disk.settle()
         self._idle_share = self._policy.idle_share(self._idle_share, self._idling_pays())
+        if self.expiry is not None:
+            self.expiry.settled()
 
     def note_settled(self, ids: Int64) -> None:
         """These combinations were found by rows that settle."""
+        if self.expiry is not None:
+            self.expiry.note_settled(ids)
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""
@@ -439,7 +482,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def snapshot(self) -> Snapshot:
         """The state as of now; without rows in memory, it can be gone on from with any budget."""
         taken = super().snapshot()
-        if any(table.rows for table in self.tables) or self._task is not None or self._arrivals_wait:
+        if any(table.rows for table in self.tables) or self.is_busy:
             return taken
         return replace(taken, state={**taken.state, "memory": self.least_memory(self.spec)})
 
@@ -462,6 +505,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         waiting = self.combinations.waiting if self._task is None else 0  # it has just given way
         return {
             "matched": None if self.preserved is None else self.preserved.saved,
+            "expiry": None if self.expiry is None else self.expiry.to_state(),
             "epoch": self.flushing.epoch,
             "settled": list(self.settled),
             "settling": None if aside is None else aside.state(waiting),
@@ -476,6 +520,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.full, self._idle_share = state["full"], state["idle_share"]
         if self.preserved is not None:
             self.preserved.load(state["matched"])
+        if self.expiry is not None:
+            self.expiry.load(state["expiry"])
         self.flushing.count()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:

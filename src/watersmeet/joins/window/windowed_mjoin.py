@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
-from watersmeet.core.arrays import Int64
-from watersmeet.core.delays import Delays
-from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
-from watersmeet.core.report import Report, WindowFigures
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
 from watersmeet.engine.pipeline import Scope
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.flushing import Overflow, pinned_order
-from watersmeet.matching.multi_windows import MOMENT, MomentPlan, WindowClock, WindowFilter
-from watersmeet.records.plan import RowPlan
+from watersmeet.matching.multi_windows import MOMENT
 from watersmeet.spill.store import Store
 from watersmeet.tables.multi_hash_table import ManySide
 
@@ -60,6 +54,7 @@ class WindowedMJoin(MultiwayJoin):
     :param flush: which partitions leave memory, see `MJoin`.
     :param probing: pins the order of look-ups: for each input's name, the others' names.
 
+    >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import Arrive
     >>> from watersmeet.core.many_windows import parse_many_windows
     >>> from watersmeet.spill.store import MemoryStore
@@ -92,20 +87,9 @@ class WindowedMJoin(MultiwayJoin):
     ) -> None:
         super().__init__(spec, memory, store, order=pinned_order(spec, probing), grain=grain)
         self.overflow = Overflow(self, flush)
-        self.window_clock = WindowClock(spec)
-        self.parts: Sequence[Sequence[int]] = [(number,) for number in range(len(spec.names))]
-        """By input, of which of the clock's inputs its rows have moments."""
-        self.delays = Delays()
-        """Of each result, the seconds from the first poll after its last row came until it was found."""
         self._latest: list[list[list[int]]] = [[] for _ in spec.names]
-        """By input and run: moments that none of its rows exceeds, one for each of `parts`."""
+        """By input and run: moments that none of its rows exceeds, one for each of the windows' `parts`."""
         self._new_rows = 0
-
-    @classmethod
-    def _make_plan(cls, spec: MultiSpec, number: int, exact_hash: bool) -> RowPlan:
-        if spec.window is None:
-            raise SpecError("a join by windows needs window=...")
-        return MomentPlan(spec, number, exact_hash)
 
     def _make_sizing(self, memory: int) -> ManySizing:
         sizing = super()._make_sizing(memory)
@@ -118,32 +102,14 @@ class WindowedMJoin(MultiwayJoin):
         rows = min(layout.block_rows, max(8, layout.block_rows // _FEWEST, 1 << (rows.bit_length() - 1)))
         return replace(sizing, layout=replace(layout, partition_bits=bits, block_rows=rows))
 
-    @property
-    def late(self) -> list[int]:
-        """How many rows of each input came too late."""
-        return self.window_clock.late
-
-    @property
-    def window_rows(self) -> int:
-        """How many rows are remembered, in memory and on disk."""
-        return sum(table.rows for table in self.tables) + sum(disk.rows for disk in self.disks)
-
-    def report(self) -> Report:
-        clock, delays = self.window_clock, self.delays.median_and_p99()
-        figures = WindowFigures(
-            tuple(self.late), self.window_rows, delays, reached=clock.reached(), dated=clock.tick is not None
-        )
-        return Report(window=figures, probing=self.order.figures())
-
     # --- arrivals ---
 
-    def _input_closed(self, number: int) -> None:
-        self.window_clock.close(self._closed)
+    def arrival_scope(self) -> Scope:
+        """Tables, and all runs."""
+        return Scope(tuple(len(disk.runs) for disk in self.disks))
 
-    def _arrival(self, number: int, batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        arrival = PresentArrival(self, number, batch, numbers, self.window_clock.newest[number])
-        self.window_clock.count_late(number, arrival.moments, numbers)
-        return arrival
+    def arrival_done(self) -> None:
+        """What has expired goes every now and then: see `admit`."""
 
     def must_keep(self, number: int) -> bool:
         """Whether a row that arrives on this input can still find partners later: nobody has to wait for the disk."""
@@ -159,16 +125,6 @@ class WindowedMJoin(MultiwayJoin):
 
     # --- expiry and overflow ---
 
-    def advance(self, newest: Sequence[int]) -> None:
-        """Learn, between two batches, that the inputs have reached these times in rows that came to other operators."""
-        assert not self._arrivals_wait, "rows that have come before are judged by what was known then"
-        self.window_clock.advance(newest)
-        self.expire()
-
-    def expired_before(self, side: int) -> int:
-        """Rows of an input that are older than this meet nothing that is still to come."""
-        return self.window_clock.expired_before(side, self.parts[side])
-
     def put_away(self) -> None:
         """What has expired need not be saved."""
         self.expire()
@@ -178,7 +134,8 @@ class WindowedMJoin(MultiwayJoin):
         self._new_rows = 0
         some = False
         for number in range(len(self.inputs)):
-            bounds = [self.window_clock.expired_before(part, self.parts[number]) for part in self.parts[number]]
+            parts = self.timed.parts[number]
+            bounds = [self.timed.clock.expired_before(part, parts) for part in parts]
             some |= self._expire_blocks(number, bounds)
             some |= self._expire_runs(number, bounds)
         return some
@@ -221,10 +178,10 @@ class WindowedMJoin(MultiwayJoin):
         if self.expire():
             return True
         flushed = self.overflow.make_room()
-        clock = self.window_clock
+        clock, parts = self.timed.clock, self.timed.parts
         told = [count - 1 for count in clock.rows] if clock.counted else clock.newest
         for number, disk in enumerate(self.disks):
-            latest = [told[part] for part in self.parts[number]]
+            latest = [told[part] for part in parts[number]]
             self._latest[number] += [latest] * (len(disk.runs) - len(self._latest[number]))
         return flushed
 
@@ -235,93 +192,15 @@ class WindowedMJoin(MultiwayJoin):
         super().check()
         self.overflow.check()
         assert [len(latest) for latest in self._latest] == [len(disk.runs) for disk in self.disks]
-        assert self._order is not None and self._order.rows == sum(intake.rows for intake in self._intakes)
 
     def _own_state(self) -> dict[str, Any]:
         return {
             "spilled": self.overflow.to_state(),
-            "window": self.window_clock.to_state(),
             "latest": [[list(run) for run in runs] for runs in self._latest],
             "new_rows": self._new_rows,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.overflow.load(state["spilled"])
-        self.window_clock.load(state["window"])
-        self.window_clock.close(self._closed)
         self._latest = [[list(run) for run in runs] for runs in state["latest"]]
         self._new_rows = state["new_rows"]
-
-    def _resumed_arrival(self, state: dict[str, Any], batch: pa.RecordBatch, numbers: Int64) -> Arrival:
-        return PresentArrival(self, state["input"], batch, numbers, state["newest"])
-
-
-class Windowed(Protocol):
-    """A join of several inputs by windows, as rows that arrive see it."""
-
-    window_clock: WindowClock
-    parts: Sequence[Sequence[int]]
-    delays: Delays
-    inputs: Any
-    now: float
-
-
-class WindowedArrival(Arrival):
-    """A batch on its way into memory, each row with its moment."""
-
-    def __init__(self, join: Any, driver: int, batch: pa.RecordBatch, numbers: Int64, newest: int) -> None:
-        self._windowed: Windowed = join
-        self.moments = join.window_clock.read(driver, batch, numbers, newest)
-        self._began = join.now
-        words = [*self.moments.columns, *self._known(driver)]
-        super().__init__(join, driver, batch, numbers, [*map(pa.array, words)], self.moments.taken)
-
-    def _known(self, driver: int) -> list[Int64]:
-        """What rows carry behind their moments."""
-        return []
-
-    def begin(self, fuel: int) -> None:
-        """Take the next slice into memory, let its moments count, and begin to look it up."""
-        before = self.next
-        super().begin(fuel)
-        if self.next > before:
-            self._reach(self._position(self.next - 1))
-
-    def finish(self) -> None:
-        """The moments of rows that match nothing count, too."""
-        if len(self.moments.newest):
-            self._reach(len(self.moments.newest) - 1)
-
-    def _reach(self, row: int) -> None:
-        come = int(self.numbers[row]) + 1
-        self._windowed.window_clock.reach(self.driver, int(self.moments.newest[row]), come)
-
-    def _position(self, row: int) -> int:
-        """Where a row lies in the batch that was received."""
-        positions = self.positions
-        return row if positions is None else int(positions[row])
-
-    def counting(self) -> WindowFilter:
-        """Those of the slice at hand."""
-        join, marks = self._windowed, self.moments.marks
-        if marks is not None:
-            positions = self.positions
-            taken = marks if positions is None else marks[positions]
-            marks = taken[self.next - self._slice : self.next]
-        return WindowFilter(join.window_clock, join.inputs, join.parts, marks)
-
-    def note(self, ids: Int64) -> None:
-        """Results come as soon as their last row."""
-        self._windowed.delays.add_same(self._windowed.now - self._began, ids.shape[1])
-
-    def to_state(self) -> dict[str, Any]:
-        """The slice at hand, and what was known before it."""
-        return {**super().to_state(), "newest": self.moments.newest_at(self.unfinished().start)}
-
-
-class PresentArrival(WindowedArrival):
-    """It is looked up on disk, too."""
-
-    def scope(self) -> Scope:
-        """Tables, and all runs."""
-        return Scope(tuple(len(disk.runs) for disk in self.join.disks))
