@@ -4,26 +4,27 @@
 #   servers.sh jars NAME     the same, and print its jars with commas between them, as `spark.jars` wants them
 #   servers.sh install       install Maven where that is possible without asking, else say what to install
 # NAME: kafka (a broker), connector (Spark reads and writes topics), delta (Delta tables on Spark 4.2), s3a (Spark's own files in
-# S3, 800 MB), s3proxy (an S3 server).
+# S3), s3proxy (an S3 server).
 # The folders are in WATERSMEET_SERVERS, or else in the user's cache. Where Maven looks for artifacts is its own setting.
 set -eu
 . "$(dirname "$0")/privileged.sh"
 
-# Name, version, and what is fetched: group:artifact:version[:classifier]; "whole" brings what the first one depends on.
+# Version, and what is fetched: group:artifact:version[:classifier]; one with a + brings what it depends on, too.
 list() {
     case "$1" in
-    kafka) echo 4.3.1 whole org.apache.kafka:kafka_2.13:4.3.1 ;;
+    kafka) echo 4.3.1 +org.apache.kafka:kafka_2.13:4.3.1 ;;
     connector)
-        echo 4.2.0 alone org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \
+        echo 4.2.0 org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \
             org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0 \
             org.apache.kafka:kafka-clients:3.9.2 org.apache.commons:commons-pool2:2.13.1
         ;;
-    delta) echo 4.4.0 alone io.delta:delta-spark_4.2_2.13:4.4.0 io.delta:delta-storage:4.4.0 ;;
+    delta) echo 4.4.0 io.delta:delta-spark_4.2_2.13:4.4.0 io.delta:delta-storage:4.4.0 ;;
     s3a)
-        echo 3.5.0 alone org.apache.hadoop:hadoop-aws:3.5.0 software.amazon.awssdk:bundle:2.35.4 \
-            software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1
+        # Of the SDK, the parts that it calls: all services together, which it asks for, are 600 MB.
+        echo 3.5.0-2 org.apache.hadoop:hadoop-aws:3.5.0 software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1 \
+            +software.amazon.awssdk:s3-transfer-manager:2.35.4 +software.amazon.awssdk:sts:2.35.4
         ;;
-    s3proxy) echo 4.1.0 alone org.gaul:s3proxy:4.1.0:jar-with-dependencies ;;
+    s3proxy) echo 4.1.0 org.gaul:s3proxy:4.1.0:jar-with-dependencies ;;
     *)
         echo "servers: there is no $1; there are kafka, connector, delta, s3a and s3proxy" >&2
         exit 2
@@ -35,17 +36,16 @@ list() {
 project() {
     echo '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>watersmeet</groupId>'
     echo '<artifactId>servers</artifactId><version>1</version><packaging>pom</packaging><dependencies>'
-    depth=$1
-    shift
     for artifact in "$@"; do
-        IFS=: read -r group name version classifier <<END
-$artifact
+        IFS=: read -r group id version classifier <<END
+${artifact#+}
 END
-        echo "<dependency><groupId>$group</groupId><artifactId>$name</artifactId><version>$version</version>"
+        echo "<dependency><groupId>$group</groupId><artifactId>$id</artifactId><version>$version</version>"
         if [ -n "$classifier" ]; then echo "<classifier>$classifier</classifier>"; fi
-        if [ "$depth" = alone ]; then
-            echo '<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>'
-        fi
+        case "$artifact" in
+        +*) ;;
+        *) echo '<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>' ;;
+        esac
         echo '</dependency>'
     done
     echo '</dependencies></project>'
