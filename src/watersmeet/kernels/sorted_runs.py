@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from watersmeet.core.arrays import Int32, Int64
+from watersmeet.core.arrays import Int32, Int64, Uint16
 from watersmeet.kernels.compile import kernel
 from watersmeet.kernels.history import together
 from watersmeet.kernels.radix import sorted_order
@@ -28,6 +28,7 @@ from watersmeet.kernels.radix import sorted_order
 ENTRY_BYTES = 24
 """Of each row in the index: its word and its number, once where they are and once where they are merged to."""
 _NONE = np.zeros(0, np.int64)
+_NO_SLOTS = np.zeros(0, np.uint16)
 
 
 def _bits_as_double(typing_context: Any, bits: Any) -> Any:
@@ -83,7 +84,7 @@ def first_not_below(words: Int64, start: int, wanted: int) -> int:
 
 @kernel
 def probe_run(
-    words: Int64, rows: Int32, row_tags: Int64, row_arrived: Int64, row_departed: Int64,
+    words: Int64, rows: Int32, row_tags: Int64, row_arrived: Int64, row_slots: Uint16, slot_departed: Int64,
     sought: Int64, low: Int64, high: Int64, tags: Int64, arrived: Int64, departed: Int64, order: Int32,
     in_doubles: bool, width: float, place: Int64, most: int, out_probe: Int32, out_row: Int32, found: int,
 ) -> tuple[int, int]:  # fmt: skip
@@ -93,7 +94,8 @@ def probe_run(
     `order` lists what is sought by rising words. `place` is where it stopped: how many of these are done, where in the
     run the next one is (-1: not looked for yet), and from where on to look for it. With tags, only rows of the same tag
     are found. With doubles, only rows whose difference, as double arithmetic has it, is not more than `width`. With
-    arrivals and departures, only rows that were not in memory together with the row that is sought for.
+    arrivals and departures, only rows that were not in memory together with the row that is sought for; rows that left
+    together have a slot for that in common.
     """
     capacity = out_probe.shape[0]
     tagged = tags.shape[0] > 0
@@ -125,7 +127,7 @@ def probe_run(
                 close = abs(mine - theirs) <= width
             if close and apart:
                 row = rows[at]
-                close = not together(arrived[i], departed[i], row_arrived[row], row_departed[row])
+                close = not together(arrived[i], departed[i], row_arrived[row], slot_departed[row_slots[row]])
             if close:
                 out_probe[found] = i
                 out_row[found] = rows[at]
@@ -291,7 +293,8 @@ class SortedRuns:
         out_row: Int32,
         row_tags: Int64 = _NONE,
         row_arrived: Int64 = _NONE,
-        row_departed: Int64 = _NONE,
+        row_slots: Uint16 = _NO_SLOTS,
+        slot_departed: Int64 = _NONE,
     ) -> tuple[int, int]:
         """Go on with a look-up, visiting about `most` entries; returns the pairs found and the entries visited.
 
@@ -306,7 +309,7 @@ class SortedRuns:
                 break
             words, rows = self._runs[probe.run]
             found, more = probe_run(
-                words, rows, row_tags, row_arrived, row_departed,
+                words, rows, row_tags, row_arrived, row_slots, slot_departed,
                 probe.hashes, probe.low, probe.high, probe.tags, probe.arrived, probe.departed, probe.order,
                 probe.in_doubles, probe.width, probe.place, most - visited, out_probe, out_row, found,
             )  # fmt: skip

@@ -30,20 +30,25 @@ from watersmeet.tables.hash_table import Layout
 _FIXED_BYTES = 17 + sorted_runs.ENTRY_BYTES
 """Of each row, beyond its columns: word, arrival tick, join bit, and its place in the index."""
 _TAG_BYTES = 8
+_SLOT_BYTES = 2
+_MOST_SLOTS = 1 << 16
+_NO_SLOTS = np.zeros(0, np.uint16)
 _NONE = np.zeros(0, np.int64)
 _BLOCKS = 40
 _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 8, 65_536
 _LEAST_CHUNK, _MOST_CHUNK = 256, 64 * 1024
 
 
-def sorted_layout(memory: int, row_bytes: int) -> Layout:
-    """How tables of such rows divide the memory that they share.
+def sorted_layout(memory: int, row_bytes: int, most_rows: int | None = None) -> Layout:
+    """How tables of such rows divide the memory that they share; memory is freed for others by so many rows at most.
 
     >>> sorted_layout(1 << 20, 48)
     Layout(partition_bits=0, block_rows=512, chunk_bytes=8192, bucket_rows=1)
+    >>> sorted_layout(1 << 20, 48, most_rows=51).block_rows
+    32
     """
     share = memory // _BLOCKS
-    rows = _power(max(_LEAST_BLOCK_ROWS, min(share // row_bytes, _MOST_BLOCK_ROWS)))
+    rows = _power(max(_LEAST_BLOCK_ROWS, min(share // row_bytes, most_rows or _MOST_BLOCK_ROWS, _MOST_BLOCK_ROWS)))
     return Layout(0, rows, _power(max(_LEAST_CHUNK, min(share // 2, _MOST_CHUNK))))
 
 
@@ -105,7 +110,7 @@ class SortedSide(StoredRows):
         more_indexes: int = 0,
     ) -> None:
         super().__init__(
-            types, budget, layout, name, sorted_row_bytes(types, tagged, more_indexes) + from_disk * _TAG_BYTES
+            types, budget, layout, name, sorted_row_bytes(types, tagged, more_indexes) + from_disk * _SLOT_BYTES
         )
         self._sorted_late = sorted_late
         self.index = SortedRuns()
@@ -114,7 +119,10 @@ class SortedSide(StoredRows):
         self._words = self._arena(np.int64)
         self._joined = self._arena(np.uint8)
         self._tags = self._arena(np.int64) if tagged else None
-        self._departed = self._arena(np.int64) if from_disk else None
+        self._slots = self._arena(np.uint16) if from_disk else None
+        """Which of the departures is each row's: those of a block left together, and a row that was brought back should
+        take hardly more memory than one that has to leave for it."""
+        self._departures = _NONE
         self._order: list[int] = []
         self._filled = np.zeros(self._most_blocks, np.int64)
 
@@ -144,7 +152,7 @@ class SortedSide(StoredRows):
     def reserve(self, parts: Int32, columns: Sequence[pa.Array]) -> bool:
         """Claim memory for new rows; False, with nothing but free memory claimed, if there is not enough."""
         needed = -(-max(0, len(parts) - self._room) // self.layout.block_rows)
-        if not self._blocks.reserve(needed):
+        if len(self._departures) == _MOST_SLOTS or not self._blocks.reserve(needed):
             return False
         return self._reserve_values(columns, self._owners(len(parts)))
 
@@ -295,6 +303,7 @@ class SortedSide(StoredRows):
         self._free(self._order)
         self._order = []
         self.rows = 0
+        self._departures = _NONE
         self.index.clear()
 
     def drop_oldest(self, part: int, count: int) -> None:
@@ -316,19 +325,22 @@ class SortedSide(StoredRows):
 
     def set_departed(self, rows: Int32, tick: int) -> None:
         """Note when rows that were brought back from disk had left memory."""
-        assert self._departed is not None
-        self._departed.array[rows] = tick
+        assert self._slots is not None
+        if not len(self._departures) or self._departures[-1] != tick:
+            self._departures = np.append(self._departures, tick)
+        self._slots.array[rows] = len(self._departures) - 1
 
     def departed(self, rows: Int32) -> Int64:
         """When some rows that were brought back from disk had left memory."""
-        assert self._departed is not None
-        return self._departed.array[rows]
+        assert self._slots is not None
+        departed: Int64 = self._departures[self._slots.array[rows]]
+        return departed
 
     def probe(self, probe: RangeProbe, limit: int, out_probe: Int32, out_row: Int32) -> tuple[int, int]:
         """Go on with a look-up, visiting about `limit` entries; returns the pairs found and the entries visited."""
         tags = _NONE if self._tags is None else self._tags.array
-        departed = _NONE if self._departed is None else self._departed.array
-        return self.index.probe(probe, limit, out_probe, out_row, tags, self._ticks.array, departed)
+        slots = _NO_SLOTS if self._slots is None else self._slots.array
+        return self.index.probe(probe, limit, out_probe, out_row, tags, self._ticks.array, slots, self._departures)
 
     def joined(self, rows: Int32) -> NDArray[np.bool_]:
         """Which of some rows have their join bit set."""
@@ -354,9 +366,9 @@ class SortedSide(StoredRows):
         rows = self.rows_of()
         assert len(rows) == self.rows
         assert len(self._order) == len(set(self._order)) == self._blocks.in_use
-        if self._departed is None:
+        if self._slots is None:
             assert (np.diff(self._ticks.array[rows]) > 0).all(), "rows lie in the order of their arrival"
-        follows = self._departed is not None or self._sorted_late
+        follows = self._slots is not None or self._sorted_late
         if self.run_lengths is not None or (follows and not self.index.lengths):
             return  # rows are being loaded or collected: the index follows
         self.index.check(self._words.array[rows], rows)

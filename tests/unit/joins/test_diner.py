@@ -16,10 +16,12 @@ from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End, Stall, Status
 from watersmeet.core.spec import JoinSpec, Output, band, parse_on
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
+from watersmeet.engine.sizing import Grain
 from watersmeet.joins.progressive.block_loop import Loop, NestedLoop
 from watersmeet.joins.progressive.diner import Diner
 from watersmeet.sources.schedules import Schedule
 from watersmeet.spill.store import MemoryStore
+from watersmeet.tables import range_table
 from watersmeet.tables.range_table import LooseRows, SortedSide
 
 SCHEMA = pa.schema({"k": pa.int64(), "text": pa.string()})
@@ -423,3 +425,50 @@ def test_how_many_outer_blocks_are_loaded_does_not_matter(most: int) -> None:
             keys[side] += rng.integers(0, 500, 100).tolist()
     assert sorted(pairs) == all_pairs(join, *keys)
     assert not join.store.names(), "nothing is left on disk"
+
+
+@pytest.mark.parametrize("most", [9, 19, 29])
+def test_as_many_blocks_leave_memory_as_are_loaded_in_their_place(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more at most: memory is handed from one table to another by smaller units than blocks."""
+    schema = pa.schema({"k": pa.int64()})
+    spec = JoinSpec(schema, schema, parse_on("k"), output=Output.COUNTS)
+    join = Diner(spec, 192 * 1024, MemoryStore(), max_outer_blocks=most, grain=Grain(block_rows=51, pairs=64))
+    flushed: list[int] = []
+    flush = Diner.flush
+
+    def counting(self: Diner, side: int, everything: bool = False) -> None:
+        flushed.append(len(self.disks[side]))
+        flush(self, side, everything)
+
+    monkeypatch.setattr(Diner, "flush", counting)
+    rng = np.random.default_rng(5)
+    while min(map(len, join.disks)) < 45:
+        for side in (LEFT, RIGHT):
+            join.receive(Arrive(side, pa.record_batch({"k": rng.integers(0, 999, 100)})))
+            while join.poll(0.0, 1 << 20).status is Status.HAS_OUTPUT:
+                pass
+    flushed.clear()
+    join.receive(Stall())
+    while not join.loop.loaded:
+        join.poll(0.0, 1)
+        join.check()
+    assert join.loop.loaded == most
+    assert 0 < len(flushed) <= most + 1
+    join.close()
+
+
+def test_rows_from_as_many_blocks_as_there_are_slots_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_table, "_MOST_SLOTS", 3)
+    join, pairs = on_disk(max_outer_blocks=9)
+    join.receive(Stall())
+    loaded = 0
+    for _ in range(1000):
+        step = join.poll(0.0, 100)
+        if step.out is not None:
+            pairs += zip(*(column.to_pylist() for column in step.out.columns), strict=True)
+        loaded = max(loaded, join.loop.loaded)
+    assert 0 < loaded <= 3
+    for side in (LEFT, RIGHT):
+        join.receive(End(side))
+    work_off(join, pairs, (Status.DONE,))
+    assert len(pairs) == len(set(pairs)) > 0

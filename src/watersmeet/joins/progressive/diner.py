@@ -121,8 +121,8 @@ class Diner(Operator):
             )
         self._records = 0 if grain is None else grain.records or 0
         """Bytes for the catalogue, which rows never get."""
-        super().__init__(spec, memory, store, grain)
         self._block_rows = None if grain is None else grain.block_rows
+        super().__init__(spec, memory, store, grain)
         self.block_bytes = (memory - self.sizing.buffers) // _BLOCKS_IN_MEMORY
         catalogue = self.budget.reservation("catalogue of blocks")
         catalogue.set_aside(self._records)
@@ -160,7 +160,7 @@ class Diner(Operator):
         """An empty table for rows of one side."""
         types = self.plans[side].types
         width = sorted_row_bytes(types, self.codec.tagged)
-        layout = sorted_layout(self.budget.total - self.sizing.buffers - self._records, width)
+        layout = sorted_layout(self.budget.total - self.sizing.buffers - self._records, width, self._block_rows)
         name = self.spec.names[side] + (" from disk" if from_disk else "")
         return SortedSide(types, self.budget, layout, name, tagged=self.codec.tagged, from_disk=from_disk)
 
