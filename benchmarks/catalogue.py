@@ -19,6 +19,7 @@ from benchmarks.memory import memory
 from benchmarks.multiway import multiway
 from benchmarks.online import online
 from benchmarks.page import page
+from benchmarks.page_cache import page_cache
 from benchmarks.purge import purge
 from benchmarks.queries import queries
 from benchmarks.range_join import range_join
@@ -52,6 +53,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Iterator[Figure]]] = {
     "short": short,
     "growth": growth,
     "batches": batches,
+    "page-cache": page_cache,
     "lookup": lookup,
     "memory": memory,
     "multiway": multiway,

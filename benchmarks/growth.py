@@ -5,16 +5,13 @@ Rows are made as they are asked for, and the time that takes is left out. The op
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
-
 from benchmarks.figures import Figure, Target, exactness
 from benchmarks.inputs import BATCH_ROWS, TEXT_WIDTH, lazy, lazy_matches, row_bytes, spec_of
-from benchmarks.ours import arrivals, drive
+from benchmarks.ours import Made, arrivals, drive
 from benchmarks.rounds import Settings, middle, take_turns
 
 SIZES = {"0.3M": 300_000, "3M": 3_000_000, "30M": 30_000_000}
@@ -71,29 +68,10 @@ def budget(memory: str, rows: int, settings: Settings) -> int:
 
 def joined(rows: int, memory: int) -> Pass:
     """Half of the rows with the other half, in so much memory."""
-    made = _Made()
+    made = Made()
     sides = [made.counted(lazy(side, rows // 2, rows // 2, TEXT_WIDTH)) for side in (0, 1)]
     schema = next(lazy(0, 1, 1, TEXT_WIDTH)).schema
-    processor, began = time.process_time(), time.perf_counter()
-    run = drive(spec_of(schema, schema), arrivals(*sides), memory)
-    elapsed, processor = time.perf_counter() - began, time.process_time() - processor
-    return Pass(processor - made.processor, elapsed - made.elapsed, run.result[0], run.spilled)
-
-
-class _Made:
-    """How long it took to make rows."""
-
-    def __init__(self) -> None:
-        self.processor = 0.0
-        self.elapsed = 0.0
-
-    def counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches."""
-        while True:
-            processor, began = time.process_time(), time.perf_counter()
-            batch = next(batches, None)
-            self.processor += time.process_time() - processor
-            self.elapsed += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
+    with Made().counting() as all_of_it:
+        run = drive(spec_of(schema, schema), arrivals(*sides), memory)
+    processor, elapsed = all_of_it.processor - made.processor, all_of_it.elapsed - made.elapsed
+    return Pass(processor, elapsed, run.result[0], run.spilled)

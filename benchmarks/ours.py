@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Self
 
 import pyarrow as pa
 
@@ -42,6 +44,33 @@ def arrivals(left: Iterable[pa.RecordBatch], right: Iterable[pa.RecordBatch]) ->
                 yield Arrive(side, batch)
 
 
+class Made:
+    """How long it took to make rows, or to do something else beside the join."""
+
+    def __init__(self) -> None:
+        self.processor = 0.0
+        self.elapsed = 0.0
+
+    @contextmanager
+    def counting(self) -> Iterator[Self]:
+        """All that is done meanwhile."""
+        processor, began = time.process_time(), time.perf_counter()
+        try:
+            yield self
+        finally:
+            self.processor += time.process_time() - processor
+            self.elapsed += time.perf_counter() - began
+
+    def counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches."""
+        while True:
+            with self.counting():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+
 class Watch:
     """Takes results and notes when the first came."""
 
@@ -75,9 +104,10 @@ def drive(
     algorithm: str = "confluence",
     count: RowCount | None = None,
     rows_a_poll: int = 1,
+    store: FileStore | None = None,
 ) -> Run:
     """Join at the operator's level. It is polled after so many rows: one for every batch, unless batches are small."""
-    store = FileStore()
+    store = store or FileStore()
     watch = Watch(count or RowCount())
     try:
         operator = planner.build(spec, memory, store, algorithm)

@@ -26,6 +26,7 @@ PROMISED = [
     "short",
     "growth",
     "batches",
+    "page-cache",
     "lookup",
     "memory",
     "multiway",
@@ -244,6 +245,37 @@ def test_what_a_batch_of_results_costs_is_seen(tmp_path: Path) -> None:
     assert found["rows a batch, few"]["value"] <= 256 < found["rows a batch, many"]["value"] <= 8192
     assert found["processor time, few"]["value"] > found["processor time, many"]["value"]
     assert found["a batch of results"]["target"] == "<= 50"
+
+
+def test_runs_are_read_and_mapped_with_a_warm_and_a_cold_page_cache(
+    modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_cache = modules("page_cache")
+    monkeypatch.setattr(page_cache, "WARMING", 8_192)
+    due = modules("resident").expected("uniform", 20_000)
+    for way in ("read", "mapped"):
+        for cache in ("warm", "cold"):
+            told = page_cache.join(way, cache, 1 << 20, 20_000)
+            assert told["pairs"] == due and told["clock"] > 0 and told["processor"] > 0
+            assert (told["dropped"] > 0) == (cache == "cold")
+
+
+def test_reading_is_beside_mapping(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    page_cache = modules("page_cache")
+
+    def account(way: str, cache: str, memory: int, rows: int, groups: Path | None) -> dict[str, float]:
+        clock = {"read": 1.0, "mapped": 4.0}[way] * (2 if cache == "cold" else 1)
+        return {"clock": clock, "processor": 1.0, "disk": 0, "pairs": 7, "own": memory, "cached": 2e6}
+
+    monkeypatch.setattr(page_cache, "account", account)
+    monkeypatch.setattr(page_cache, "expected", lambda workload, rows: 7)
+    settings = modules("rounds").Settings(repeat=1)
+    found = {each.metric: each for each in page_cache.page_cache(settings)}
+    cold = found["1%, cold: read, beside mapped, clock"]
+    assert (cold.value, cold.peer, found["wrong runs, by row count"].value) == (2, 8, 0)
+    limited = {each.metric: each for each in page_cache.measured(settings, Path("groups"))}
+    assert limited["10%, limited: own at most"].value == 24 and limited["10%, limited: cached at most"].value == 2
+    assert not set(limited) & {each for each in found if "," in each and "wrong" not in each}
 
 
 def test_the_first_join_of_a_process_is_timed(modules: Any) -> None:

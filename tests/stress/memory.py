@@ -6,7 +6,8 @@ make memory ARGS="--only asof --rows 20000"         some of them, with fewer row
 Each run has a process of its own, which makes its rows as they are asked for, does a little of the same first so that
 kernels are loaded, and then says how much larger than that it has been. A run is good if that is at most 1.15 times its
 budget and 16 MB, and if the number of its results is right. With `--cgroup DIR`, a directory of the memory controller
-in which groups can be made, each runs in one that has this much more than the idle process, and no swap.
+in which groups can be made, each runs again in one that has this much more than the idle process, and no swap; what the
+group held at most is told, pages of files apart from the process's own, as the system takes those back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from benchmarks.control_group import ControlGroup
 from benchmarks.memory import environment
 from benchmarks.resident import Sampler, forget_peak, peak
 
@@ -180,21 +182,17 @@ def child(name: str, rows: int, budget: int) -> None:
 def measured(name: str, rows: int, budget: int, cgroup: str | None = None, idle: int = 0) -> dict[str, Any]:
     """What a process says of itself; or what went wrong."""
     line = [sys.executable, "-W", "ignore", __file__, "--child", name, "--rows", str(rows), "--budget", str(budget)]
+    seen: dict[str, int] = {}
     if cgroup is None:
         done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=False)
     else:
-        with tempfile.TemporaryDirectory(dir=cgroup) as group:
-            limit = Path(group) / "memory.limit_in_bytes"
-            target = limit if limit.exists() else Path(group) / "memory.max"
-            target.write_text(str(int(idle + allowed(budget))))
-            enter = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
-            done = subprocess.run(
-                ["sh", "-c", enter, "sh", *line], capture_output=True, text=True, env=environment(), check=False
-            )
+        with ControlGroup(Path(cgroup), int(idle + allowed(budget))) as group:
+            done = group.run(line, environment())
+            seen = {"own": group.own, "cached": group.cached}
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]}
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found | seen
 
 
 def runs(rows: int, only: str | None) -> Iterator[tuple[str, str, int]]:
@@ -235,7 +233,13 @@ def main() -> int:
             told = f"grew {found['growth'] / 1e6:7.1f} of {allowed(budget) / 1e6:7.1f} MB, {found['rows']:,} rows"
             if args.cgroup:
                 inside = measured(name, args.rows, budget, args.cgroup, found["idle"])
-                told += f"; in a group: {inside.get('error') or 'good'}"
+                if "error" in inside:
+                    told += f"; in a group: {inside['error']}"
+                else:
+                    own, cached = inside["own"] / 1e6, inside["cached"] / 1e6
+                    told += f"; in a group of {(found['idle'] + allowed(budget)) / 1e6:.0f} MB: {own:.0f} MB its own, "
+                    told += f"{cached:.0f} MB of files"
+                    good &= inside["rows"] == found["rows"]
                 good &= "error" not in inside
         bad += not good
         print(f"{'good' if good else 'BAD':<5}{name:<22}{share:<12}{budget / 1e6:7.1f} MB: {told}", flush=True)
