@@ -15,7 +15,13 @@ from watersmeet.policies.reactive import AccessCosts
 
 JOINS = ("RPJ", "HMJ", "XJoin")
 VARIANTS = ("RPJ", "RPJ-md", "RPJ-dd")
+WHOLE_STAGE = "HMJ, whole stage"
+"""HMJ that merges all partitions before it looks at arrivals again, as in its own paper; RPJ's does not say."""
+PAPERS_ER = "RPJ, the paper's Er"
+"""RPJ that takes from an md-task what the paper says: all rows that now lie on the other side's disk."""
+_REACTIVE = {"RPJ": "both", PAPERS_ER: "both", "RPJ-md": "md", "RPJ-dd": "dd"}
 CASES = tuple((arrival, speed) for speed in RPJ.speeds for arrival in rpj_streams.ARRIVALS)
+_EQUALLY_FAST = tuple(case for case in CASES if case[1] == 1)
 _EQUAL = 0.995
 """So close to each other is as good as equal."""
 _A_LINE = 0.98
@@ -27,12 +33,14 @@ def contestant(join: str, machine: Machine) -> Contestant:
     """A join as the paper ran it: RPJ and its variants know what the disk costs."""
     if join == OURS:
         return ours.contestant(machine)
-    if join not in VARIANTS:
+    if join == WHOLE_STAGE:
+        return Contestant.of(join, "hmj", prompt=False, whole_stage=True)
+    if join not in _REACTIVE:
         return Contestant.of(join, join.lower(), prompt=False)
     page = machine.page_bytes * machine.transfer
     costs = AccessCosts(random=machine.seek + page, sequential=page)
-    reactive = {"RPJ": "both", "RPJ-md": "md", "RPJ-dd": "dd"}[join]
-    return Contestant.of(join, "rpj", prompt=False, costs=costs, reactive=reactive)
+    er = "paper" if join == PAPERS_ER else "exact"
+    return Contestant.of(join, "rpj", prompt=False, costs=costs, reactive=_REACTIVE[join], er=er)
 
 
 def measure(
@@ -83,10 +91,10 @@ def _ours_to_the_end(network: str) -> ours.Cells:
     return {_case(*CASES[0]): lambda join: _to_the_end(join, network)}
 
 
-def _cells(joins: Sequence[str], network: str) -> dict[str, Cell]:
+def _cells(joins: Sequence[str], network: str, cases: Sequence[tuple[str, int]] = CASES) -> dict[str, Cell]:
     return {
         _name(join, arrival, speed, network): Cell(measure, join=join, arrival=arrival, speed=speed, network=network)
-        for arrival, speed in CASES
+        for arrival, speed in cases
         for join in joins
     }
 
@@ -197,6 +205,25 @@ def _shares(results: Results) -> Verdict:
         told.append(f"{join} {min(shares):.0%} to {max(shares):.0%}")
         holds &= min(shares) > 0.5 if join == "RPJ" else max(shares) < 0.35
     return Verdict(holds, ", ".join(told))
+
+
+def _whole_stage(results: Results) -> Verdict:
+    told = {
+        _case(*case): [results.spread(_name(join, *case, "unreliable"), "share") for join in (WHOLE_STAGE, "HMJ")]
+        for case in _EQUALLY_FAST
+    }
+    holds = all(whole.median < 0.35 for whole, _ in told.values())
+    return Verdict(holds, ", ".join(f"{whole:.0%} and not {one:.0%} {case}" for case, (whole, one) in told.items()))
+
+
+def _er_of_the_paper(results: Results) -> Verdict:
+    ratios = {
+        _case(*case): results.ratio(
+            _name(PAPERS_ER, *case, "unreliable"), _name("RPJ", *case, "unreliable"), "online"
+        ).median
+        for case in _EQUALLY_FAST
+    }
+    return Verdict(max(ratios.values()) <= 1 / _EQUAL, f"{_list(ratios)} what ours has")
 
 
 def _most_in_the_end(results: Results) -> Verdict:
@@ -313,7 +340,10 @@ EXPERIMENTS = [
         "figure 10",
         "RPJ",
         "Results over an unreliable network",
-        _cells(JOINS, "reliable") | _cells((*JOINS, OURS), "unreliable") | _whole("unreliable"),
+        _cells(JOINS, "reliable")
+        | _cells((*JOINS, OURS), "unreliable")
+        | _cells((WHOLE_STAGE,), "unreliable", _EQUALLY_FAST)
+        | _whole("unreliable"),
         [
             Claim("most-results", "RPJ has the most results when the last row arrives.", "most", _most_in_the_end),
             Claim("larger-lead", "RPJ's lead is larger than over a reliable network.", "more significant", _lead_grows),
@@ -322,6 +352,12 @@ EXPERIMENTS = [
                 "Before the clean-up RPJ has delivered most of the results, the others few.",
                 "RPJ most, the others about 20%",
                 _shares,
+            ),
+            Claim(
+                "whole-stage",
+                "HMJ that merges all partitions before it looks at arrivals has few results by then.",
+                "about 20%; not said how long HMJ merges",
+                _whole_stage,
             ),
             *ours.claims(_ours("unreliable"), JOINS, _ours_to_the_end("unreliable")),
         ],
@@ -334,10 +370,17 @@ EXPERIMENTS = [
         "figure 11",
         "RPJ",
         "What RPJ does in silences",
-        _cells((*VARIANTS, OURS), "unreliable"),
+        _cells((*VARIANTS, OURS), "unreliable") | _cells((PAPERS_ER,), "unreliable", _EQUALLY_FAST),
         [
             Claim("most-results", "RPJ has more results than with one kind of task alone.", "most", _best_of_variants),
             Claim("dd-above-md", "RPJ-dd has more results than RPJ-md.", "a faster output rate", _dd_above_md),
+            Claim(
+                "er-of-the-paper",
+                "What the paper takes from the expectation of a visit when rows are flushed gives no more results than "
+                "what was added for them.",
+                "all rows on the other side's disk by then",
+                _er_of_the_paper,
+            ),
             *ours.claims(_ours("unreliable"), VARIANTS),
         ],
         _panels("results", (*VARIANTS, OURS), "unreliable", _RESULTS),

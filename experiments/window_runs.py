@@ -58,8 +58,12 @@ def run(
     flush: float = WINDOWS.flush,
     partitions: int = WINDOWS.partitions,
     block: int = WINDOWS.block,
+    reread: bool = False,
 ) -> Measured:
-    """One run. The lengths of window and run, memory, keys and seeks are scaled: so rates mean what they do in full."""
+    """One run; with `reread`, RPWJ's dd-tasks read all of both partitions, as in the thesis.
+
+    The lengths of window and run, memory, keys and seeks are scaled: so rates mean what they do in full.
+    """
     paper = WINDOWS.ewj if join == "ewj" else WINDOWS.ah_ewj
     seconds, keys = paper.seconds * scale, max(1000, int(WINDOWS.keys * scale))
     streams = [_stream(rate, seconds, bias, keys, paper.row, scale, 2 * seed + side) for side in (0, 1)]
@@ -83,7 +87,7 @@ def run(
     else:
         books = int(_ENTRY_BYTES[join] * 2 * rate * paper.window * scale / together)
         size = _memory_for(join, paper, int(rows_in_memory), parts, block_rows) + books
-        operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush)
+        operator = _operator(join, spec, size, scale, parts, block_rows, slide / paper.window, flush, reread)
         operator.waits.came_at = lambda times: times / _PER_SECOND
     if join == OURS:
         cost = _cost_of_ours(paper, scale, rows_in_memory / scale, partitions, operator.sizing.page_bytes / row_bytes)
@@ -167,7 +171,15 @@ def _parts(wanted: int, rows_in_memory: float) -> int:
 
 
 def _operator(
-    join: str, spec: WindowJoinSpec, size: int, scale: float, parts: int, block_rows: int, slide: float, flush: float
+    join: str,
+    spec: WindowJoinSpec,
+    size: int,
+    scale: float,
+    parts: int,
+    block_rows: int,
+    slide: float,
+    flush: float,
+    reread: bool = False,
 ) -> EWJ | AHEWJ | RPWJ:
     if join == "ewj":
         return EWJ(spec, size, MemoryStore())
@@ -175,7 +187,14 @@ def _operator(
     if join == "rpwj":
         # Batches are a quantum long, and so shorter at a smaller scale: any but the smallest is looked up as a block.
         marks = {"high": 2, "low": 1}
-        stages = Stages(flush=flush, decay=WINDOWS.alpha, invalidate=slide, pause=WINDOWS.pause * scale, **marks)
+        stages = Stages(
+            flush=flush,
+            decay=WINDOWS.alpha,
+            invalidate=slide,
+            pause=WINDOWS.pause * scale,
+            reread=reread,
+            **marks,
+        )
         return RPWJ(spec, size, MemoryStore(), stages=stages, grain=grain)
     shares = Shares(decay=WINDOWS.alpha, threshold=WINDOWS.rho, fresh=WINDOWS.fresh)
     operator = AHEWJ(spec, size, MemoryStore(), shares=shares, grain=grain)

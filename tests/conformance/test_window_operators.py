@@ -71,6 +71,14 @@ def test_runs_that_become_one_all_the_time(chunk: int) -> None:
     assert dict(summary.events)["runs joined"] > CASES / 4, summary
 
 
+@pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
+def test_runs_that_are_read_again(chunk: int) -> None:
+    """RPWJ as in the thesis: what a dd-task has seen is read by the next, and gives nothing."""
+    cases = CASES // 2
+    summary = conform_windows(RPWJ, cases=cases, seed=30_000 + chunk * cases, stages=Stages(reread=True))
+    assert dict(summary.events)["dd-tasks"] > cases / 10, summary
+
+
 @pytest.mark.parametrize("seed", [58, 118, 341])
 def test_runs_become_one_rather_than_fill_memory(seed: int) -> None:
     """Long rows in the least memory: pages and runs of one or two rows each."""

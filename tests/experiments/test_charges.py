@@ -15,6 +15,7 @@ import pytest
 
 from watersmeet.cli import reproduce
 from watersmeet.core.cost import Cost
+from watersmeet.core.errors import SpecError
 from watersmeet.core.protocol import Arrive, Stall, Status
 from watersmeet.core.spec import JoinSpec, Output, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
@@ -212,6 +213,31 @@ def test_a_join_lets_as_many_rows_wait_as_it_is_told(kind: Any) -> None:
         found[tuple(options)] = join.patience
         join.close()
     assert found == {(): 0, ("patience",): 77, ("prompt",): sys.maxsize}
+
+
+def test_hmj_merges_all_partitions_before_it_looks_at_arrivals_if_it_is_told_to() -> None:
+    schema = pa.schema({"key": pa.int64()})
+    spec = JoinSpec(schema, schema, parse_on("key"), output=Output.COUNTS)
+    gaps = {}
+    for whole_stage in (False, True):
+        grain = Grain(partitions=4)
+        join = HMJ(spec, 96 * 1024, MemoryStore(), prompt=False, whole_stage=whole_stage, flush="all", grain=grain)
+        for number in range(8):
+            join.receive(Arrive(number % 2, pa.record_batch({"key": np.arange(1500) % 700})))
+            while join.poll(0.0, 1 << 20).status is Status.HAS_OUTPUT:
+                pass
+        join.receive(Stall())
+        waiting = []
+        while (status := join.poll(0.0, 64).status) is not Status.NEED_INPUT:
+            if status is Status.HAS_WORK:
+                waiting.append(join.patience)
+        gaps[whole_stage] = waiting.count(0)
+        assert waiting.count(sys.maxsize) > 4
+        assert join.patience == 0, "all is merged"
+        join.close()
+    assert gaps[False] >= 3 and gaps[True] == 0, "between one partition and the next"
+    with pytest.raises(SpecError, match="give prompt=False"):
+        HMJ(spec, 96 * 1024, MemoryStore(), whole_stage=True)
 
 
 # --- further cells ---

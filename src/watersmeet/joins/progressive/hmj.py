@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec
 from watersmeet.engine.sizing import Grain
 from watersmeet.joins.progressive.run_merging import Merges
@@ -34,7 +35,7 @@ class HMJ(SpillingJoin):
 
     The original merges all partitions before it looks at new arrivals. Here a merge stops between any two pairs, lets
     the arrivals pass, and goes on in the next silence; `prompt=False` makes them wait for the end of the merging
-    operation.
+    operation, and `whole_stage=True` besides for all partitions, as the original does.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End
@@ -68,10 +69,15 @@ class HMJ(SpillingJoin):
         flush: FlushPolicy | str = "adaptive",
         prompt: bool = True,
         patience: int = 0,
+        whole_stage: bool = False,
         grain: Grain | None = None,
     ) -> None:
+        if whole_stage and prompt:
+            raise SpecError(
+                "whole_stage=True lets rows wait for all merges, and prompt=True for none; give prompt=False"
+            )
         super().__init__(spec, memory, store, flush, grain)
-        self.stages = Merges(self, prompt, grain, patience=patience)
+        self.stages = Merges(self, prompt, grain, patience=patience, whole_stage=whole_stage)
 
     def _flush_one(self, spared: frozenset[tuple[int, int]]) -> bool:
         rows = self._rows_in_memory(spared)

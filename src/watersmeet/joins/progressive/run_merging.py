@@ -76,9 +76,10 @@ class Merges:
         grain: Grain | None = None,
         meeting: Meeting | None = None,
         patience: int = 0,
+        whole_stage: bool = False,
     ) -> None:
         """`meeting` says which rows of two sorted runs match: those of one hash, unless it is given. `patience` is how
-        many rows may wait for a merge; without `prompt`, all do.
+        many rows may wait for a merge; without `prompt`, all do, and with `whole_stage` for all merges that there are.
         """
         memory, page_bytes = join.budget.total, join.sizing.page_bytes
         self._join = join
@@ -96,6 +97,7 @@ class Merges:
         self._buffers.grow(2 * pages * page_bytes)
         self.prompt = prompt
         self._patience = patience
+        self._whole_stage = whole_stage
         self.suspended: MergeTask | None = None
         """The merge that gave way to arrivals; it goes on before any other."""
         self._to_clean: list[int] | None = None
@@ -211,7 +213,8 @@ class Merges:
 
     def patience(self, task: Any) -> int:
         """What it was given, or that of a task which is not to be interrupted."""
-        return sys.maxsize if not self.prompt and task is not None and not task.done else self._patience
+        busy = (task is not None and not task.done) or (self._whole_stage and self.can_react())
+        return sys.maxsize if busy and not self.prompt else self._patience
 
     def give_way(self, task: Any) -> tuple[int, bool]:
         """Set the merge aside, unless rows are to wait for it."""

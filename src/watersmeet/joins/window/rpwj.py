@@ -47,6 +47,9 @@ class Stages:
     """What finding a place on disk takes, in page transfers."""
     pause: float = 0.0
     """Seconds between two reactive stages, at least."""
+    reread: bool = False
+    """Whether a dd-task reads all of both partitions, also runs that a dd-task before has seen, as in the thesis. They
+    can bring nothing new, and are not looked up."""
 
 
 class RPWJ(Operator):
@@ -78,7 +81,7 @@ class RPWJ(Operator):
       The partition that it is about stays in memory meanwhile.
     - Times of arrival are those of rows, also where a block was looked up at once; the marks count rows, not blocks.
     - In a dd-task only runs that no dd-task has seen are loaded, and only older runs are looked up in them: nothing
-      else can be new (see lastDD there). The thesis reads all of both partitions again.
+      else can be new (see lastDD there). The thesis reads all of both partitions again, as `reread` does.
     - Partitions that hold next to nothing are flushed last, whatever their frequency: their runs would cost more than
       they free.
     - While nothing of the other side's partition is on disk, its rows go as soon as they expire.

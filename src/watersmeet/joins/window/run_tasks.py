@@ -139,7 +139,7 @@ class DiskTask:
             (side, run)
             for side in (0, 1)
             for run in join.spilled.runs[side][part]
-            if run.left[0] < until and not join.spilled.meetings.merged(side, part, int(run.left[0]))
+            if run.left[0] < until and (join.stages.reread or not self._merged(side, run))
         ]
         self._at = 0
         self._start = self._stop = 0
@@ -183,7 +183,8 @@ class DiskTask:
         while self._at < len(self._outer):
             side, run = self._outer[self._at]
             others = join.spilled.runs[1 - side][self.part]
-            if self._stop < run.rows and any(other.left[0] < run.left[0] for other in others):
+            older = any(other.left[0] < run.left[0] for other in others)
+            if self._stop < run.rows and (older or join.stages.reread):
                 return
             self._at += 1
             self._stop = 0
@@ -218,8 +219,14 @@ class DiskTask:
                 found.append(page.slice(first, len(page) - first))
         return found
 
+    def _merged(self, side: int, run: Piece) -> bool:
+        """Whether a dd-task before this one has seen the run: it is read again only where the thesis does."""
+        return self._join.spilled.meetings.merged(side, self.part, int(run.left[0]))
+
     def _begin_lookup(self, side: int) -> None:
         table = self._join.spilled.clusters[side]
+        if self._merged(*self._outer[self._at]):
+            table.reset()
         if table.rows:
             blocks = list(table.queues[0])
             floor, last = int(table.least_floor[blocks].min()), int(table.last_tick[blocks].max())
