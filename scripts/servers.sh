@@ -4,12 +4,13 @@
 #   servers.sh jars NAME     the same, and print its jars with commas between them, as `spark.jars` wants them
 #   servers.sh install       install Maven where that is possible without asking, else say what to install
 # NAME: kafka (a broker), connector (Spark reads and writes topics), delta (Delta tables on Spark 4.2), s3a (Spark's own files in
-# S3), s3proxy (an S3 server).
+# S3), s3proxy (an S3 server), moto (another one, in Python: pip fetches it into a folder, for it does not go with the lock).
 # The folders are in WATERSMEET_SERVERS, or else in the user's cache. Where Maven looks for artifacts is its own setting.
 set -eu
 . "$(dirname "$0")/privileged.sh"
+python=${PYTHON:-python3}
 
-# Version, and what is fetched: group:artifact:version[:classifier]; one with a + brings what it depends on, too.
+# Version, and what is fetched: group:artifact:version[:classifier], one with a + with what it depends on; behind "python", what pip takes.
 list() {
     case "$1" in
     kafka) echo 4.3.1 +org.apache.kafka:kafka_2.13:4.3.1 ;;
@@ -25,8 +26,9 @@ list() {
             +software.amazon.awssdk:s3-transfer-manager:2.35.4 +software.amazon.awssdk:sts:2.35.4
         ;;
     s3proxy) echo 4.1.0 org.gaul:s3proxy:4.1.0:jar-with-dependencies ;;
+    moto) echo "5.2.5-$($python -c 'import sys; print(sys.implementation.cache_tag)')" python moto[s3]==5.2.5 flask==3.1.3 flask-cors==6.0.5 ;;
     *)
-        echo "servers: there is no $1; there are kafka, connector, delta, s3a and s3proxy" >&2
+        echo "servers: there is no $1; there are kafka, connector, delta, s3a, s3proxy and moto" >&2
         exit 2
         ;;
     esac
@@ -60,7 +62,7 @@ fetch() {
     cache=${WATERSMEET_SERVERS:-${XDG_CACHE_HOME:-$HOME/.cache}/watersmeet/servers}
     folder=$cache/$name-$version
     if [ ! -d "$folder" ]; then
-        if ! command -v mvn >/dev/null 2>&1; then
+        if [ "$1" != python ] && ! command -v mvn >/dev/null 2>&1; then
             echo "servers: Maven fetches $name, and there is no mvn; install it (Debian: apt-get install maven)" >&2
             exit 1
         fi
@@ -68,9 +70,15 @@ fetch() {
         unfinished=$(mktemp -d "$cache/.unfinished.XXXXXX")
         trap 'rm -rf "$unfinished"' EXIT
         trap 'exit 1' HUP INT TERM
-        project "$@" >"$unfinished/pom.xml"
-        if ! (cd "$unfinished" && mvn -B -q dependency:copy-dependencies -DoutputDirectory=jars -DincludeScope=runtime) \
-            >"$unfinished/log" 2>&1; then
+        if [ "$1" = python ]; then
+            shift
+            if ! "$python" -m pip install --quiet --no-input --target "$unfinished/jars" "$@" >"$unfinished/log" 2>&1; then
+                echo "servers: pip could not fetch $name: $(tail -n 1 "$unfinished/log")" >&2
+                exit 1
+            fi
+        elif ! project "$@" >"$unfinished/pom.xml" || ! (
+            cd "$unfinished" && mvn -B -q dependency:copy-dependencies -DoutputDirectory=jars -DincludeScope=runtime
+        ) >"$unfinished/log" 2>&1; then
             echo "servers: Maven could not fetch $name: $(grep -m 1 ERROR "$unfinished/log" || tail -n 1 "$unfinished/log")" >&2
             exit 1
         fi

@@ -1,4 +1,4 @@
-"""Jars that were fetched, and a server's process that ends with the one that started it."""
+"""What was fetched, and a server's process that ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from waiting import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "servers.sh"
 _FETCHING = 600.0
-"""Seconds that Maven may take."""
+"""Seconds that Maven or pip may take."""
 # A virtual machine that lives for a minute spends most of it compiling, unless it compiles little.
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 # The shell reads from a pipe that closes when its starter ends, in whatever way; then the server must end, too.
@@ -30,7 +31,7 @@ class Unavailable(Exception):
 
 
 def fetched(name: str) -> Path:
-    """The folder with the jars of a server, which are fetched if they are not there."""
+    """The folder with the jars or packages of a server, which are fetched if they are not there."""
     return Path(_told("fetch", name))
 
 
@@ -42,10 +43,11 @@ def spark_jars(name: str) -> str:
 def _told(*words: str) -> str:
     try:
         done = subprocess.run(
-            ["sh", str(SCRIPT), *words], capture_output=True, text=True, timeout=_FETCHING, check=False
-        )
+            ["sh", str(SCRIPT), *words], capture_output=True, text=True, timeout=_FETCHING, check=False,
+            env={**os.environ, "PYTHON": sys.executable},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"Maven did not fetch {words[-1]} within {_FETCHING:.0f} s") from None
+        raise Unavailable(f"{words[-1]} was not fetched within {_FETCHING:.0f} s") from None
     if done.returncode:
         raise Unavailable((done.stderr.strip().splitlines() or ["scripts/servers.sh failed"])[-1])
     return done.stdout.strip()

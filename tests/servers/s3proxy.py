@@ -19,6 +19,20 @@ jclouds.credential=none
 BUCKET = "bucket"
 
 
+def has_bucket(port: int) -> bool:
+    """Whether a server has made the bucket, or had it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("PUT", f"/{BUCKET}")
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status in (200, 409)
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 class S3Proxy:
     """A server below a folder, until it is closed."""
 
@@ -34,18 +48,8 @@ class S3Proxy:
         until(self._answers, "the S3 server answers")
 
     def _answers(self) -> bool:
-        """Whether it has made the bucket."""
         assert self._process.is_alive(), f"the S3 server ended: {self._process.last_words()}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request("PUT", f"/{BUCKET}")
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status in (200, 409)
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        return has_bucket(self.port)
 
     def address(self, path: str) -> str:
         """What `state=` is given."""
