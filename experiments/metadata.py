@@ -128,21 +128,27 @@ def relying(
 
 
 def forgetting_nothing(
-    scale: float, seed: int, pattern: str, memory: int = _AMPLE, quotas: tuple[int, int] = METADATA.quotas
+    scale: float,
+    seed: int,
+    pattern: str,
+    memory: int = _AMPLE,
+    quotas: tuple[int, int] = METADATA.quotas,
+    at_random: bool = False,
 ) -> Measured:
-    """XJoin, given the same rows in turns: with equal quotas as at random (section 4.1: random scheduling treats both
-    inputs alike, and is what most joins do), or in the metadata-aware join's own turns.
+    """XJoin, given the same rows: in the metadata-aware join's own turns, or in turns of an input that is drawn each
+    time (section 4.1: random scheduling treats both inputs alike, and is what most joins do).
     """
     news, reads = _streams(scale, seed, pattern)
+    random = np.random.default_rng([seed, 1])
     operator = XJoin(_spec(False), memory, MemoryStore())
     watch = _Watch(operator)
     queues = [news, reads[reads >= 0]]
-    while any(len(queue) for queue in queues):
-        for side, quota in enumerate(quotas):
-            if len(queues[side]):
-                operator.receive(Arrive(side, _batch(queues[side][:quota])))
-                queues[side] = queues[side][quota:]
-                watch.work_off()
+    side = RIGHT
+    while waiting := [each for each in (LEFT, RIGHT) if len(queues[each])]:
+        side = int(random.choice(waiting)) if at_random else (1 - side if 1 - side in waiting else side)
+        operator.receive(Arrive(side, _batch(queues[side][: quotas[side]])))
+        queues[side] = queues[side][quotas[side] :]
+        watch.work_off()
     return _finished(operator, watch)
 
 
@@ -320,7 +326,7 @@ EXPERIMENTS = [
         {
             **_cells("mjoin", relying, every=METADATA.batch, propagate=False),
             **_cells("xjoin", forgetting_nothing),
-            **_cells("xjoin at random", forgetting_nothing, quotas=METADATA.equal_quotas),
+            **_cells("xjoin at random", forgetting_nothing, quotas=METADATA.equal_quotas, at_random=True),
             "mjoin little": Cell(relying, every=METADATA.batch, propagate=False, **_LITTLE),
             "xjoin little": Cell(forgetting_nothing, **_LITTLE),
         },

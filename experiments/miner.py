@@ -238,6 +238,7 @@ def _run(
         wait=WAIT,
         quantum=schedule.end_time / _QUANTA,
         reactive_fuel=_REACTIVE_FUEL,
+        buffer_rows=rows,
         online_only=not whole,
     )
     total = chain_total(tables) if shape == "chain" else star_total(tables)
@@ -309,6 +310,16 @@ def _buffers(results: Results) -> Verdict:
     }
     told = ", ".join(f"{rows:,.0f} rows with {inputs} inputs" for inputs, rows in most.items())
     return Verdict(max(most.values()) <= limit, f"at most {told}, where twice MaxNewArr is {limit:,}")
+
+
+def _overflows(results: Results) -> Verdict:
+    names = [f"{inputs} inputs, delay {delay:.0%}" for inputs in INPUTS for delay in DELAYS]
+    miner, own = (
+        [name for name in names if results.median(cell(name), "overflow") < 1]
+        for cell in (str, lambda name: _of(OURS, name))
+    )
+    told = [f"{join} overflows in {len(found)} of {len(names)}" for join, found in (("MINER", miner), (OURS, own))]
+    return Verdict(not miner, "; ".join(told))
 
 
 def _leads(results: Results) -> dict[tuple[int, float], float]:
@@ -450,6 +461,7 @@ EXPERIMENTS = [
         },
         [
             Claim("small-buffer", "The input buffer stays near MaxNewArr: within twice that.", "near 1,000", _buffers),
+            Claim("fits", "MINER never lets more rows wait than memory holds.", "near 1,000", _overflows),
             *_ours_on_chains([f"{inputs} inputs, delay {delay:.0%}" for inputs in INPUTS for delay in DELAYS]),
         ],
         _delay_panels,

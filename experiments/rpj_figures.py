@@ -207,6 +207,23 @@ def _shares(results: Results) -> Verdict:
     return Verdict(holds, ", ".join(told))
 
 
+def _overflows(network: str, joins: Sequence[str]) -> Claim:
+    """The paper's input buffer is of any size; whoever lets more rows wait than memory holds is told, as for DINER."""
+
+    def check(results: Results) -> Verdict:
+        told, fits = [], True
+        for join in joins:
+            names = {_case(*case): _name(join, *case, network) for case in CASES}
+            found = [case for case, name in names.items() if results.median(name, "overflow") < 1]
+            most = max(results.median(name, "waited") for name in names.values())
+            said = f"overflows in {', '.join(found)}" if found else "never overflows"
+            told.append(f"{join} {said} ({most:,.0f} rows wait at most)")
+            fits &= not found
+        return Verdict(fits, "; ".join(told))
+
+    return Claim("fits", "No join lets more rows wait than memory holds.", "(not of the paper)", check)
+
+
 def _whole_stage(results: Results) -> Verdict:
     told = {
         _case(*case): [results.spread(_name(join, *case, "unreliable"), "share") for join in (WHOLE_STAGE, "HMJ")]
@@ -299,6 +316,7 @@ EXPERIMENTS = [
                 "similar",
                 _clean_up_alike,
             ),
+            _overflows("reliable", (*JOINS, OURS)),
             *ours.claims(_ours("reliable"), JOINS, _ours_to_the_end("reliable")),
         ],
         _panels("results", (*JOINS, OURS), "reliable", _RESULTS),
@@ -359,6 +377,7 @@ EXPERIMENTS = [
                 "about 20%; not said how long HMJ merges",
                 _whole_stage,
             ),
+            _overflows("unreliable", (*JOINS, OURS)),
             *ours.claims(_ours("unreliable"), JOINS, _ours_to_the_end("unreliable")),
         ],
         _panels("results", (*JOINS, OURS), "unreliable", _RESULTS),
@@ -381,6 +400,7 @@ EXPERIMENTS = [
                 "all rows on the other side's disk by then",
                 _er_of_the_paper,
             ),
+            _overflows("unreliable", (*VARIANTS, OURS)),
             *ours.claims(_ours("unreliable"), VARIANTS),
         ],
         _panels("results", (*VARIANTS, OURS), "unreliable", _RESULTS),

@@ -13,6 +13,9 @@ from experiments.simulated import Contestant, equal_pairs, measured, run
 from watersmeet.policies.flush import OptimalFlush
 
 POLICIES = ("optimal", "smallest", "largest", "adaptive", "all")
+_FEW_AT_A_TIME = "smallest"
+"""Equation 4 is about a fixed number of flushed rows, a tenth of the memory here. This one flushes far fewer at a time,
+some seventy times as often, and is not in the claim; its results are told."""
 
 
 def measure(scale: float, seed: int, policy: str, arrival: str) -> Measured:
@@ -44,7 +47,7 @@ def _optimal_first(results: Results) -> Verdict:
     best = 0.0
     for arrival in rpj_streams.ARRIVALS:
         ratios = {policy: _to_optimal(results, policy, arrival) for policy in POLICIES[1:]}
-        best = max(best, *ratios.values())
+        best = max(best, *(ratio for policy, ratio in ratios.items() if policy != _FEW_AT_A_TIME))
         told.append(f"{arrival}: " + ", ".join(f"{policy} {ratio:.0%}" for policy, ratio in ratios.items()))
     return Verdict(best <= 1.005, f"of optimal's results; {'; '.join(told)}")
 
@@ -107,7 +110,8 @@ EXPERIMENTS = [
         }
         | {"example": Cell(worked_example)},
         [
-            Claim("optimal-first", "The optimal policy gives at least as many results as any other.", "optimal",
+            Claim("optimal-first", "Of the policies that flush as many rows at a time, which is all but smallest, the "
+                  "optimal one gives the most results.", "optimal for a fixed number of flushed rows (equation 4)",
                   _optimal_first),
             Claim("smallest-on-harmony", "Smallest does well on harmony, badly on reverse.", "good, bad",
                   _smallest_on_harmony),

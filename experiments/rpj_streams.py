@@ -51,6 +51,7 @@ def machine(scale: float, network: str, faster: float = RPJ.faster) -> Machine:
         fan_in=RPJ.fan_in,
         nested=COMPARISON / RPJ.sub_buckets * in_full,
         faster=faster,
+        buffer_rows=memory,
     )
 
 

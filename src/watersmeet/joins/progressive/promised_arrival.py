@@ -284,6 +284,7 @@ class Turns:
         keys = self._join.plans[side].key_arrays(batch)
         hashes, _ = self._join.codec.hash(side, keys)
         urgent = self._join.known[1 - side].range.contains(hashes, lambda: keys)
+        self._join.meter.comparisons += len(hashes)
         if urgent.all():
             return batch, numbers
         later = np.flatnonzero(~urgent)

@@ -70,7 +70,11 @@ class PromisedRows:
         if self._join.lenient:
             return np.full(len(hashes), not self._join.exhausted(other)) | ~met_disk
         known = self._join.known[other]
-        alone = np.ones(len(hashes), np.bool_) if self._join.exhausted(other) else known.range.contains(hashes, keys)
+        if self._join.exhausted(other):
+            alone = np.ones(len(hashes), np.bool_)
+        else:
+            alone = known.range.contains(hashes, keys)
+            self._join.meter.comparisons += len(hashes)
         useless = alone & met_disk
         if known.unique:
             # The one partner that there is is met right now, by the look-up that follows and is counted.
