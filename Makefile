@@ -6,6 +6,7 @@
 #   make chaos    kill a Spark join's parts; every pair stays exactly once
 #   make simulate  whole pipelines by seeds, with faults at any step: the same seed is the same run
 #   make soak     the same for hours, out of Kafka, with state in S3: exact, and nothing grows
+#   make conformance  every operator through every suite, by the thousands; ARGS="--cases 2000 --jobs 2"
 #   make signals  stop joins at random moments; nothing stays behind   make bounds  conformance, every index checked
 #   make kills    kill commands at random moments; what is written is whole, and what was spilled is swept
 #   make memory   every verb in its budget, as the system counts
@@ -22,7 +23,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test docs chaos soak simulate servers versions signals kills memory fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
+.PHONY: demo test docs chaos soak simulate conformance servers versions signals kills memory fuzz bits bounds check setup bench suites reproduce release format lock clean java browser
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -58,6 +59,9 @@ chaos: setup java
 
 simulate: setup
 	PYTHONPATH=tests $(BIN)/python -W ignore -m simulate $(ARGS)
+
+conformance: setup
+	PYTHONPATH=tests $(BIN)/python -W ignore -m conformance $(ARGS)
 
 soak: setup java
 	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos.soak $(ARGS)

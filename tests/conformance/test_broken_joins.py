@@ -310,7 +310,7 @@ def test_the_join_they_break_is_sound() -> None:
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watersmeet.checks.oracle.nested_loops:ReferenceJoin", "--cases", "3"]) == 0
-    assert "ReferenceJoin conforms: 3 cases" in capsys.readouterr().out
+    assert "ReferenceJoin conforms, equality: 3 cases" in capsys.readouterr().out
     assert main(["watersmeet.checks.oracle.nested_loops:NoSuchJoin"]) == 2
     assert "cannot find operator" in capsys.readouterr().err
     assert main(["watersmeet.core.spec:parse_on"]) == 2
@@ -320,16 +320,16 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("operator", "suites"),
     [
-        ("confluence:Confluence", ["", " in joins that are not inner", " in joins of points"]),
-        ("progressive.metadata_mjoin:MetadataMJoin", ["", " to promises"]),
-        ("multiway.confluence:ManyConfluence", ["", " with one input preserved"]),
-        ("multiway.mjoin:MJoin", [""]),
-        ("window.confluence:WindowConfluence", ["", " with many queries"]),
-        ("window.windowed_mjoin:WindowedMJoin", [""]),
-        ("asof.join:AsofJoin", [""]),
-        ("lookup.meshjoin:MeshJoin", [""]),
-        ("lookup.chain:LookupChain", [""]),
-        ("lookup.shared:SharedLookup", [""]),
+        ("confluence:Confluence", ["equality", "bands", "kinds", "near", "promises"]),
+        ("progressive.metadata_mjoin:MetadataMJoin", ["equality", "promises"]),
+        ("multiway.confluence:ManyConfluence", ["several inputs", "preserving", "windows of several inputs"]),
+        ("multiway.mjoin:MJoin", ["several inputs"]),
+        ("window.confluence:WindowConfluence", ["windows", "queries"]),
+        ("window.windowed_mjoin:WindowedMJoin", ["windows of several inputs"]),
+        ("asof.join:AsofJoin", ["as-of"]),
+        ("lookup.meshjoin:MeshJoin", ["look-ups"]),
+        ("lookup.chain:LookupChain", ["chains"]),
+        ("lookup.shared:SharedLookup", ["shared look-ups"]),
     ],
 )
 def test_command_line_knows_what_an_operator_joins(
@@ -338,7 +338,7 @@ def test_command_line_knows_what_an_operator_joins(
     assert main([f"watersmeet.joins.{operator}", "--cases", "2", "--seed", "3"]) == 0
     name = operator.partition(":")[2]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [f"{name} conforms{suite}" for suite in suites]
+    assert [line.partition(": ")[0] for line in lines] == [f"{name} conforms, {suite}" for suite in suites]
     assert all(": 2 cases" in line for line in lines)
 
 

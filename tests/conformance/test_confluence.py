@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from watersmeet.checks import ConformanceError, conform, make_case, run_case
-from watersmeet.checks.cases import Case
+from conformance.ways import EAGER, LATE, TIGHT, WAYS, Keeps
+from watersmeet.checks import ConformanceError, conform, run_case
+from watersmeet.checks.suites import make_band, make_equality
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.confluence.flushing import Flushing
 from watersmeet.kernels.sort_keys import words_of_keys
@@ -22,17 +22,11 @@ from watersmeet.matching.owing import OwingRows, OwingRuns
 from watersmeet.matching.reach import BandKeys
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Settlement
-from watersmeet.policies.keeping import Keeping, Staying
+from watersmeet.policies.keeping import Staying
 from watersmeet.policies.settling import Settling
 from watersmeet.records.keys import KeyCodec
 
 CASES = 60
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-"""Rows settle after every slice that arrives."""
-LATE = Settling(passes_saved=0, most_runs=3)
-"""Rows are written before they have settled, as long as few runs owe."""
-PROMPT = 0.004
-"""Seconds of the clock that the cases run by, a millisecond a poll."""
 
 
 class Watched(Confluence):
@@ -47,18 +41,7 @@ class Watched(Confluence):
         super().close()
 
 
-def make_equality(seed: int, operator_class: type[Any], **options: Any) -> Case:
-    """A case without a band."""
-    return make_case(seed, type(operator_class.__name__, (operator_class,), {"joins_ranges": False}), **options)
-
-
-def make_band(seed: int, operator_class: type[Any], **options: Any) -> Case:
-    """The first case with a band from some seed on, far from those of other seeds."""
-    cases = (make_case(each, operator_class, **options) for each in count(1_000 * seed))
-    return next(case for case in cases if case.spec.band is not None)
-
-
-MAKERS = {"equality": make_equality, "band": make_band}
+MAKERS = {"equality": make_equality, "bands": make_band}
 
 
 @pytest.fixture(autouse=True)
@@ -66,34 +49,21 @@ def _nothing_seen() -> None:
     Watched.seen = Counter()
 
 
-TIGHT = {"floor": 0, "fan_in": 3}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
-
-
 @pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        ({}, {"settled before a flush", "settled in a silence", "settled in idle time", "settled at the end"}),
-        (TIGHT, {"settled before a flush", "settled in a silence", "settled at the end", "flushed", "merged"}),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
-        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "settled before a flush", "merged"}),
-        (TIGHT | {"delay": PROMPT}, {"settled in passing", "settled in a silence", "flushed"}),
-    ],
-    ids=["usual", "tight", "eager", "late", "delay"],
+    ("kind", "way"),
+    [(kind, way) for kind in MAKERS for way in WAYS["confluence", kind] if way != "staying"],
 )
-@pytest.mark.parametrize("kind", MAKERS)
-def test_every_pair_exactly_once_on_every_way(kind: str, options: dict[str, Any], proofs: set[str]) -> None:
-    conform(Watched, cases=CASES, seed=7_000, make=MAKERS[kind], **options)
-    if kind == "band":
-        proofs = proofs | {f"{proof}, beside an equality" for proof in proofs}
+def test_every_pair_exactly_once_on_every_way(kind: str, way: str) -> None:
+    taken = WAYS["confluence", kind][way]
+    conform(Watched, cases=CASES, seed=7_000, make=MAKERS[kind], **taken.options)
+    proofs = set(taken.proofs)
+    if kind == "bands":
+        proofs |= {f"{proof}, beside an equality" for proof in proofs}
     assert proofs <= set(+Watched.seen), Watched.seen
 
 
-class Keeper(Watched):
-    """Some rows stay at every flush for which any evidence can be had, whether that pays or not."""
-
-    def _make_keeping(self) -> Keeping:
-        return Keeping(16, pays=0.0, evidence=1)
+class Keeper(Watched, Keeps):
+    """Some rows stay, whether that pays or not."""
 
 
 @pytest.mark.parametrize("settling", [Settling(), EAGER, LATE], ids=["usual", "eager", "late"])

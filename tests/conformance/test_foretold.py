@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from conformance.ways import TIGHT, WAYS
 from watersmeet.checks import ConformanceError, run_case
 from watersmeet.checks.promised_cases import make_promised_kind_case
 from watersmeet.core.errors import PromiseError
@@ -22,11 +23,9 @@ from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence, foretold
 from watersmeet.joins.confluence.foretold import Foretold
 from watersmeet.joins.confluence.upkeep import Wear
-from watersmeet.policies.settling import Settling
 from watersmeet.spill.store import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "row": pa.int64()})
-TIGHT: dict[str, Any] = {"floor": 0, "fan_in": 3}
 WRONG = r"lost [0-9]+ and invented or repeated [0-9]+|counted [0-9]+ results"
 PUNCTUATED = Promises(), Promises(punctuated=True)
 
@@ -42,11 +41,11 @@ class Watched(Confluence):
 
 
 @pytest.fixture
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon() -> Iterator[None]:
     """A row is enough to look who is settled, and a few to write a run again."""
     Watched.seen = Counter()
-    monkeypatch.setattr(foretold, "LEAST_ROWS", 1)
-    monkeypatch.setattr(Wear, "least", 2)
+    with WAYS["confluence", "promises"]["usual"].taken():
+        yield
 
 
 def run_many(cases: int, **options: Any) -> None:
@@ -58,11 +57,11 @@ def run_many(cases: int, **options: Any) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
-@pytest.mark.parametrize("settling", [Settling(), Settling(passes_saved=0, most_runs=3)], ids=["usual", "late"])
-def test_every_result_exactly_once(settling: Settling) -> None:
-    run_many(25, settling=settling)
-    proofs = {"rows settled by a promise", "settled before rows come out", "rows not written", "flushed"}
-    assert proofs | {"rows left out of a merge"} <= set(+Watched.seen), Watched.seen
+@pytest.mark.parametrize("way", WAYS["confluence", "promises"])
+def test_every_result_exactly_once(way: str) -> None:
+    taken = WAYS["confluence", "promises"][way]
+    run_many(25, **{name: value for name, value in taken.options.items() if name not in TIGHT})
+    assert taken.proofs <= set(+Watched.seen), Watched.seen
 
 
 def early(real: Callable[..., Any]) -> Callable[..., Any]:

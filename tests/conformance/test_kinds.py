@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from conformance.ways import MANY_TIGHT, TIGHT, WAYS, Keeps
 from watersmeet.checks import ConformanceError, conform, make_kind_case, run_case
 from watersmeet.checks.cases import Case
 from watersmeet.checks.multi_cases import make_preserving_case
@@ -22,8 +23,6 @@ from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.preserved import Preserved, PreservedArrival
 from watersmeet.joins.sharded import Sharded
 from watersmeet.matching.matched import Matched, MatchedNumbers
-from watersmeet.policies.keeping import Keeping
-from watersmeet.policies.settling import Settling
 from watersmeet.records import split
 from watersmeet.records.plan import RowPlan
 from watersmeet.records.split import Splitter
@@ -31,10 +30,6 @@ from watersmeet.runs.matched_bits import Filling, MatchedBits
 from watersmeet.tables.memtable import Memtable
 
 CASES = 60
-TIGHT = {"floor": 0, "fan_in": 3}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-LATE = Settling(passes_saved=0, most_runs=3)
 
 
 class Watched(Confluence):
@@ -50,11 +45,8 @@ class Watched(Confluence):
         super().close()
 
 
-class Keeper(Watched):
-    """Some rows stay at every flush for which any evidence can be had, whether that pays or not."""
-
-    def _make_keeping(self) -> Keeping | None:
-        return Keeping(16, pays=0.0, evidence=1) if self.spec.band is None else None
+class Keeper(Watched, Keeps):
+    """Some rows stay, whether that pays or not."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,19 +65,11 @@ def _few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("watersmeet.joins.multiway.preserved._BITS_SHARE", 1 << 40)
 
 
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        ({}, {"settled before a flush", "settled in a silence", "settled at the end"}),
-        (TIGHT, {"settled before a flush", "settled in a silence", "settled at the end", "flushed", "merged"}),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
-        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "settled before a flush", "merged"}),
-    ],
-    ids=["usual", "tight", "eager", "late"],
-)
-def test_every_result_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
-    conform(Watched, cases=CASES, seed=17_000, make=make_kind_case, **options)
-    assert proofs | {*KINDS} - {"inner"} | {"rows without a partner settled"} <= set(+Watched.seen), Watched.seen
+@pytest.mark.parametrize("way", [way for way in WAYS["confluence", "kinds"] if way != "staying"])
+def test_every_result_exactly_once_on_every_way(way: str) -> None:
+    taken = WAYS["confluence", "kinds"][way]
+    conform(Watched, cases=CASES, seed=17_000, make=make_kind_case, **taken.options)
+    assert taken.proofs | {*KINDS} - {"inner"} <= set(+Watched.seen), Watched.seen
 
 
 @pytest.mark.usefixtures("_few_bits")
@@ -119,21 +103,11 @@ class ManyWatched(ManyConfluence):
         super().close()
 
 
-MANY_TIGHT = {"floor": 0, "fan_in": 2}
-
-
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        ({}, {"settled before a flush", "settled in a silence", "settled at the end", "flushed"}),
-        (MANY_TIGHT, {"settled before a flush", "flushed", "merged"}),
-        (MANY_TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "merged"}),
-    ],
-    ids=["usual", "tight", "late"],
-)
-def test_rows_of_one_of_several_inputs_are_preserved_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
-    conform(ManyWatched, cases=CASES, seed=21_000, make=make_preserving_case, **options)
-    assert proofs | {"rows without a partner settled"} <= set(+Watched.seen), Watched.seen
+@pytest.mark.parametrize("way", WAYS["confluence", "preserving"])
+def test_rows_of_one_of_several_inputs_are_preserved_on_every_way(way: str) -> None:
+    taken = WAYS["confluence", "preserving"][way]
+    conform(ManyWatched, cases=CASES, seed=21_000, make=make_preserving_case, **taken.options)
+    assert taken.proofs <= set(+Watched.seen), Watched.seen
 
 
 @pytest.mark.usefixtures("_few_bits")

@@ -8,25 +8,16 @@ from typing import Any, ClassVar
 
 import pytest
 
+from conformance.ways import LATE, TINY, WAYS
 from watersmeet.checks import ConformanceError, conform, make_multi_case, run_case
-from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.flushing import Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.matching import many_rows
 from watersmeet.matching.many_rows import Mixed, SettlingRows
-from watersmeet.policies.settling import Settling
 from watersmeet.runs.run_set import RunSet
 
 CASES = 40
-TIGHT = {"floor": 0, "fan_in": 2}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
-TINY = {**TIGHT, "grain": Grain(pairs=3)}
-"""Three combinations at a time: every look-up is left and gone on with."""
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-"""Rows settle after every slice that arrives."""
-LATE = Settling(passes_saved=0, most_runs=3, least_rows=1 << 20)
-"""Rows are written before they have settled, as long as few runs owe."""
 
 
 class Watched(ManyConfluence):
@@ -52,34 +43,14 @@ def _nothing_seen() -> None:
     Watched.seen = Counter()
 
 
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        (
-            {},
-            {
-                "settled before a flush", "settled in a silence", "settled at the end", "settled while rows came",
-                "flushed",
-            },
-        ),
-        (
-            TINY,
-            {
-                "settled before a flush", "settled in a silence", "settled in idle time", "settled while rows came",
-                "merged",
-            },
-        ),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
-        (
-            TIGHT | {"settling": LATE},
-            {"flushed owing", "runs settled", "settled before a flush", "settled several epochs", "settled at the end"},
-        ),
-    ],
-    ids=["usual", "tiny", "eager", "late"],
-)  # fmt: skip
-def test_every_combination_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
-    conform(Watched, CASES, 7_000, make_multi_case, **options)
-    assert proofs <= set(+Watched.seen), Watched.seen
+ALSO = {"usual": {"settled while rows came"}, "tiny": {"settled while rows came"}, "late": {"settled several epochs"}}
+
+
+@pytest.mark.parametrize("way", WAYS["confluence", "several inputs"])
+def test_every_combination_exactly_once_on_every_way(way: str) -> None:
+    taken = WAYS["confluence", "several inputs"][way]
+    conform(Watched, CASES, 7_000, make_multi_case, **taken.options)
+    assert taken.proofs | ALSO.get(way, set()) <= set(+Watched.seen), Watched.seen
 
 
 @pytest.mark.parametrize(("leap_from", "way"), [(-1, "_leap"), (1 << 30, "_scan")])

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conformance.ways import WAYS
 from watersmeet.checks import ConformanceError, check_snapshot, run_case
 from watersmeet.checks.multi_windows import conform_multi_windows, make_multi_window_case
 from watersmeet.checks.oracle.windows import reference_window_combinations
@@ -22,7 +23,6 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Rows
-from watersmeet.engine.sizing import Grain
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.expiry import Expiry
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
@@ -50,24 +50,11 @@ def test_every_combination_within_the_windows_exactly_once(chunk: int) -> None:
     assert min(kinds["windows of rows"], kinds["windows of time"]) > summary.cases / 5
 
 
-TIGHT = {"floor": 0, "fan_in": 2}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
-WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "usual": ({}, {"settled in a silence", "settled in idle time", "settled before a flush", "settled at the end"}),
-    "tiny": ({**TIGHT, "grain": Grain(pairs=3)}, {"settled before a flush", "merged"}),
-    "eager": ({**TIGHT, "settling": Settling(least_rows=1, hashes_per_row=1 << 20)}, {"settled in passing", "merged"}),
-    "late": (
-        {**TIGHT, "settling": Settling(passes_saved=0, most_runs=3, least_rows=1 << 20)},
-        {"flushed owing", "runs settled", "settled at the end"},
-    ),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS["confluence", "windows of several inputs"])
 def test_confluence_finds_every_combination_exactly_once_on_every_way(way: str) -> None:
-    options, proofs = WAYS[way]
+    taken = WAYS["confluence", "windows of several inputs"][way]
     cases = 2_000 if DEEP else 80
-    summary = conform_multi_windows(ManyConfluence, cases, 3_000, **options)
+    summary = conform_multi_windows(ManyConfluence, cases, 3_000, **taken.options)
     print(summary, summary.kinds)
     assert summary.spilled > summary.cases / 4, summary
     assert summary.read > summary.cases / 8, summary
@@ -76,7 +63,7 @@ def test_confluence_finds_every_combination_exactly_once_on_every_way(way: str) 
     events = dict(summary.events)
     assert events["expired rows"] > summary.cases / 4, summary
     assert events["expired runs"] > summary.cases / 10, summary
-    assert proofs <= set(events), summary
+    assert taken.proofs <= set(events), summary
 
 
 @pytest.mark.parametrize("join", [WindowedMJoin, ManyConfluence])

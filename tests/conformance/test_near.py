@@ -9,19 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from conformance.ways import TIGHT, WAYS
 from watersmeet.checks import ConformanceError, conform, make_near_case, run_case
 from watersmeet.checks.bands import POINT_KINDS
 from watersmeet.joins.confluence import Confluence
 from watersmeet.matching import settlement
 from watersmeet.matching.reach import NearKeys
-from watersmeet.policies.settling import Settling
 from watersmeet.records.bands import NearCodec
 from watersmeet.records.keys import KeyCodec
-
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-LATE = Settling(passes_saved=0, most_runs=3)
-TIGHT = {"floor": 0, "fan_in": 3}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
 
 
 class Watched(Confluence):
@@ -35,19 +30,12 @@ class Watched(Confluence):
         super().close()
 
 
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        (TIGHT, {"settled before a flush", "settled in a silence", "settled at the end", "flushed", "merged"}),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "merged"}),
-        (TIGHT | {"settling": LATE}, {"flushed owing", "runs settled", "merged"}),
-    ],
-    ids=["tight", "eager", "late"],
-)
-def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
+@pytest.mark.parametrize("way", WAYS["confluence", "near"])
+def test_every_pair_exactly_once_on_every_way(way: str) -> None:
     Watched.seen = Counter()
-    summary = conform(Watched, cases=60, seed=3_000, make=make_near_case, **options)
-    assert {f"{proof}, alone" for proof in proofs} <= set(+Watched.seen), Watched.seen
+    taken = WAYS["confluence", "near"][way]
+    summary = conform(Watched, cases=60, seed=3_000, make=make_near_case, **taken.options)
+    assert {f"{proof}, alone" for proof in taken.proofs} <= set(+Watched.seen), Watched.seen
     beside = {event.partition(",")[0] for event in +Watched.seen if event.endswith("equality")}
     assert {"flushed", "flushed owing"} & beside and any("settled" in event for event in beside), Watched.seen
     kinds = {kind for kind, _ in summary.kinds}

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conformance.ways import BUSY, TIGHT, WAYS
 from watersmeet.checks import ConformanceError, run_case
 from watersmeet.checks.queries import conform_queries, make_queries_case
 from watersmeet.core.errors import BudgetError, ProtocolError, SpecError
@@ -21,12 +22,8 @@ from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.query_sets import QuerySets
 from watersmeet.matching.row_classes import RowClasses, words_of
 from watersmeet.planner import WINDOW_ALGORITHMS
-from watersmeet.policies.settling import Settling
 from watersmeet.spill.store import MemoryStore
 
-TIGHT = {"floor": 0, "fan_in": 3}
-BUSY = Settling(idle_hashes_per_row=0)
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
 SCHEMA = pa.schema({"id": pa.int64(), "t": pa.int64(), "a": pa.int64()})
 
 
@@ -45,18 +42,11 @@ def _nothing_seen() -> None:
     Watched.seen = Counter()
 
 
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        ({}, {"unwanted pairs", "queries changed", "forgotten classes"}),
-        (TIGHT | {"settling": BUSY}, {"settled before a flush", "expired runs", "unwanted pairs", "forgotten classes"}),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "unwanted pairs", "queries changed"}),
-    ],
-    ids=["usual", "tight", "eager"],
-)
-def test_each_query_gets_what_it_would_get_alone(options: dict[str, Any], proofs: set[str]) -> None:
-    summary = conform_queries(Watched, cases=40, seed=20_000, **options)
-    assert proofs <= set(+Watched.seen), Watched.seen
+@pytest.mark.parametrize("way", WAYS["confluence", "queries"])
+def test_each_query_gets_what_it_would_get_alone(way: str) -> None:
+    taken = WAYS["confluence", "queries"][way]
+    summary = conform_queries(Watched, cases=40, seed=20_000, **taken.options)
+    assert taken.proofs <= set(+Watched.seen), Watched.seen
     assert summary.restored > 3 and summary.results > 300
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from conformance.ways import PROMPT
 from watersmeet.checks import ConformanceError, check_determinism, conform, make_case, run_case
 from watersmeet.joins.shard import Shard
 from watersmeet.joins.sharded import Sharded
@@ -19,8 +20,6 @@ from watersmeet.records.split import Piece, Portion, Splitter
 from watersmeet.tables.memtables import SharedMemtable
 
 CASES = 100
-PROMPT = 0.004
-"""Seconds of the clock that the cases run by, a millisecond a poll."""
 
 
 class Watched(Sharded):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conformance.ways import BUSY, LATE_AND_BUSY, TIGHT, WAYS
 from watersmeet.checks import ConformanceError, run_case
 from watersmeet.checks.run import MOST_POLLS
 from watersmeet.checks.windows import conform_windows, make_window_case
@@ -22,19 +23,11 @@ from watersmeet.engine.windows import ALWAYS
 from watersmeet.joins.window.confluence import WindowConfluence
 from watersmeet.matching.debts import WindowDebts
 from watersmeet.matching.owing import OwingRows
-from watersmeet.policies.settling import Settling
 from watersmeet.records.times import Timing
 from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.memtables import WindowMemtable
 
 CASES = 60
-TIGHT = {"floor": 0, "fan_in": 3}
-"""Buffers that are within the budget, small as it is here, and runs that are merged soon."""
-BUSY = Settling(idle_hashes_per_row=0)
-EAGER = Settling(least_rows=1, hashes_per_row=1 << 20)
-LATE = Settling(passes_saved=0, most_runs=3, idle_hashes_per_row=0)
-PROMPT = 0.004
-"""Seconds of the clock that the cases run by, a millisecond a poll."""
 
 
 class Watched(WindowConfluence):
@@ -52,22 +45,11 @@ def _nothing_seen() -> None:
     Watched.seen = Counter()
 
 
-@pytest.mark.parametrize(
-    ("options", "proofs"),
-    [
-        (
-            TIGHT | {"settling": BUSY},
-            {"settled before a flush", "settled in a silence", "settled at the end", "merged"},
-        ),
-        (TIGHT | {"settling": EAGER}, {"settled in passing", "flushed", "expired runs", "expired blocks"}),
-        (TIGHT | {"settling": LATE}, {"settled before a flush", "expired runs"}),
-        (TIGHT | {"delay": PROMPT, "settling": BUSY}, {"settled in passing", "flushed", "expired runs"}),
-    ],
-    ids=["usual", "eager", "late", "delay"],
-)
-def test_every_pair_exactly_once_on_every_way(options: dict[str, Any], proofs: set[str]) -> None:
-    conform_windows(Watched, cases=CASES, seed=7_000, **options)
-    assert proofs <= set(+Watched.seen), Watched.seen
+@pytest.mark.parametrize("way", WAYS["confluence", "windows"])
+def test_every_pair_exactly_once_on_every_way(way: str) -> None:
+    taken = WAYS["confluence", "windows"][way]
+    conform_windows(Watched, cases=CASES, seed=7_000, **taken.options)
+    assert taken.proofs <= set(+Watched.seen), Watched.seen
 
 
 def test_runs_that_owe_settle_together_and_expire() -> None:
@@ -77,7 +59,7 @@ def test_runs_that_owe_settle_together_and_expire() -> None:
     keys, times = rng.integers(0, 60, (2, count)), np.sort(rng.integers(0, count, (2, count)))
     schema = pa.schema({"k": pa.int64(), "t": pa.int64(), "n": pa.int64()})
     spec = WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(window, "t"))
-    join = Watched(spec, Watched.least_memory(spec), MemoryStore(), settling=LATE, **TIGHT)
+    join = Watched(spec, Watched.least_memory(spec), MemoryStore(), settling=LATE_AND_BUSY, **TIGHT)
     found: Counter[tuple[int, int]] = Counter()
 
     def work_off() -> None:

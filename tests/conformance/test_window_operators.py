@@ -13,25 +13,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from conformance.ways import WAYS
 from watersmeet.checks import check_snapshot, run_case
 from watersmeet.checks.oracle.nested_loops import reference_pairs
 from watersmeet.checks.windows import KINDS, WindowCase, WindowSummary, conform_windows, make_window_case
 from watersmeet.core.spec import Output
-from watersmeet.joins.window.ah_ewj import AHEWJ, Shares
-from watersmeet.joins.window.ewj import EWJ, Thresholds
-from watersmeet.joins.window.rpwj import RPWJ, Stages
+from watersmeet.joins.window.ah_ewj import AHEWJ
+from watersmeet.joins.window.ewj import EWJ
+from watersmeet.joins.window.rpwj import RPWJ
 from watersmeet.planner import WINDOW_ALGORITHMS
-from watersmeet.policies.settling import Settling
 from watersmeet.spill.file_store import FileStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 CHUNKS = 40 if DEEP else 3
 CASES = 50 if DEEP else 30
 OPERATORS = sorted(WINDOW_ALGORITHMS.values(), key=lambda operator_class: str(operator_class.name))
-OPTIONS: dict[str, dict[str, Any]] = {
-    "confluence": {"floor": 0, "fan_in": 3, "settling": Settling(idle_hashes_per_row=0)}
-}
-"""Buffers within the budget, small as it is here, runs that are merged soon, and debts that wait for a silence."""
 
 
 def name(operator_class: type[Any]) -> str:
@@ -41,7 +37,8 @@ def name(operator_class: type[Any]) -> str:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
 def test_every_pair_exactly_once(operator_class: type[Any], chunk: int) -> None:
-    summary = conform_windows(operator_class, cases=CASES, seed=chunk * CASES, **OPTIONS.get(name(operator_class), {}))
+    options = WAYS[name(operator_class), "windows"]["usual"].options
+    summary = conform_windows(operator_class, cases=CASES, seed=chunk * CASES, **options)
     print(summary)
     assert summary.cases == CASES
     assert summary.restored >= CASES // 10
@@ -65,17 +62,12 @@ def assert_paths_taken(operator_class: type[Any], summary: WindowSummary) -> Non
 
 
 @pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
-def test_runs_that_become_one_all_the_time(chunk: int) -> None:
-    """RPWJ joins runs when there are too many to remember; here any are."""
-    summary = conform_windows(RPWJ, cases=CASES, seed=20_000 + chunk * CASES, stages=Stages(books=0.0))
-    assert dict(summary.events)["runs joined"] > CASES / 4, summary
-
-
-@pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
 def test_runs_that_are_read_again(chunk: int) -> None:
     """RPWJ as in the thesis: what a dd-task has seen is read by the next, and gives nothing."""
     cases = CASES // 2
-    summary = conform_windows(RPWJ, cases=cases, seed=30_000 + chunk * cases, stages=Stages(reread=True))
+    summary = conform_windows(
+        RPWJ, cases=cases, seed=30_000 + chunk * cases, **WAYS["rpwj", "windows"]["reading again"].options
+    )
     assert dict(summary.events)["dd-tasks"] > cases / 10, summary
 
 
@@ -87,14 +79,15 @@ def test_runs_become_one_rather_than_fill_memory(seed: int) -> None:
 
 @pytest.mark.parametrize("chunk", range(4 if DEEP else 1))
 @pytest.mark.parametrize(
-    ("operator_class", "options"),
-    [(AHEWJ, {"shares": Shares(books=0.0)}), (EWJ, {"thresholds": Thresholds(books=0.0)})],
-    ids=["ah_ewj", "ewj"],
+    ("operator_class", "joined"),
+    [(AHEWJ, "segments joined"), (EWJ, "segments joined"), (RPWJ, "runs joined")],
+    ids=["ah_ewj", "ewj", "rpwj"],
 )
-def test_segments_that_become_one_all_the_time(operator_class: type[Any], options: dict[str, Any], chunk: int) -> None:
-    """Segments become one when there are too many to remember; here any are."""
+def test_what_lies_on_disk_becomes_one_all_the_time(operator_class: type[Any], joined: str, chunk: int) -> None:
+    """Runs and segments become one when there are too many to remember; here any are."""
+    options = WAYS[name(operator_class), "windows"]["joining"].options
     summary = conform_windows(operator_class, cases=CASES, seed=30_000 + chunk * CASES, **options)
-    assert dict(summary.events)["segments joined"] > CASES / 4, summary
+    assert dict(summary.events)[joined] > CASES / 4, summary
 
 
 @pytest.mark.parametrize("operator_class", [AHEWJ, EWJ], ids=name)

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 
 from simulate.seeds import Outcome, play, shrunk
+from simulate.tasks import STREAMS
 from simulate.world import Trial
 
 
@@ -22,15 +23,16 @@ def main() -> int:
     parser.add_argument("--spare", type=_numbers, default=frozenset(), help="faults that do not happen: 0,2")
     parser.add_argument("--rows", type=float, default=1.0, help="the share of rows that come")
     parser.add_argument("--fuel", type=int, default=1, help="times the fuel of a poll")
+    parser.add_argument("--stream", choices=STREAMS, default="", help="queries on Spark of this kind alone")
     parser.add_argument("--keep-going", action="store_true", help="go on after a seed that fails, and shrink none")
     args = parser.parse_args()
     if args.seed is not None:
-        return _one(Trial(args.seed, args.drop, args.spare, args.rows, args.fuel))
+        return _one(Trial(args.seed, args.drop, args.spare, args.rows, args.fuel, args.stream))
     began, failed = time.monotonic(), 0
     steps: Counter[str] = Counter()
     injected: Counter[str] = Counter()
     for seed in range(args.first, args.first + args.seeds):
-        outcome = play(Trial(seed))
+        outcome = play(Trial(seed, stream=args.stream))
         steps += outcome.steps
         injected += outcome.injected
         if outcome.error is not None:

@@ -47,7 +47,7 @@ def is_of_tasks(seed: int) -> bool:
 
 def play(trial: Trial) -> Outcome:
     """Let a seed happen."""
-    tasks = is_of_tasks(trial.seed)
+    tasks = bool(trial.stream) or is_of_tasks(trial.seed)
     with World(trial, TASKS if tasks else EMBEDDED) as world:
         error: BaseException | None = None
         try:

@@ -8,9 +8,9 @@ every operation on files. Results reach the sink as with Spark: of each task one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from watersmeet.checks.cases import make_case, make_kind_case
 from watersmeet.checks.multi_cases import make_multi_case, make_preserving_case
 from watersmeet.checks.multi_windows import make_multi_window_case
 from watersmeet.checks.run import AnyCase, ConformanceError, expected_rows
+from watersmeet.checks.suites import make_band, make_equality
 from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.core.spec import Output
 from watersmeet.joins.multiway.confluence import ManyConfluence
@@ -80,8 +81,10 @@ def _join(world: World, rng: np.random.Generator, state: Path | str, name: str, 
     case = smaller(case, world.trial)
     settled = name == "confluence"
     memory = case.memory if settled else case.memory * 8 // 5 + 64
-    pipeline = JoinPipeline(state, spec, memory, name, ends=True, groups=GROUPS, fuel=int(rng.choice([0, 50, 5_000])))
-    return Stream(f"stream join {name}", pipeline, _ending(case, rng), lambda: expected_rows(case), settled)
+    # Where each batch settles, every pair comes with its later row: nobody has to be told of an end.
+    ends = not settled or not spec.kind.is_inner or rng.random() < 0.5
+    pipeline = JoinPipeline(state, spec, memory, name, ends=ends, groups=GROUPS, fuel=int(rng.choice([0, 50, 5_000])))
+    return Stream(f"stream join {name}", pipeline, _ending(case, rng, ends), lambda: expected_rows(case), settled)
 
 
 def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) -> Stream:
@@ -93,8 +96,9 @@ def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) 
         seed += 1
     case = smaller(case, world.trial)
     if not windowed:
-        pipeline = ManyPipeline(state, case.spec, case.memory, ends=True, groups=GROUPS)
-        return Stream(f"stream {make.__name__[5:]}", pipeline, _ending(case, rng), lambda: expected_rows(case))
+        ends = case.spec.preserved is not None or rng.random() < 0.5
+        pipeline = ManyPipeline(state, case.spec, case.memory, ends=ends, groups=GROUPS)
+        return Stream(f"stream {make.__name__[5:]}", pipeline, _ending(case, rng, ends), lambda: expected_rows(case))
     batches = many_micro_batches(case, rng, most=4)
     pipeline = ManyPipeline(state, case.spec, case.memory * 8 // 5 + 64, groups=GROUPS)
     return Stream(
@@ -136,8 +140,8 @@ def _has_room_ahead(case: Any, pipeline: AsofPipeline) -> bool:
         return False
 
 
-def _ending(case: AnyCase, rng: np.random.Generator) -> list[tuple[list[pa.RecordBatch], tuple[int, ...]]]:
-    """A case's rows as micro-batches; each input ends with its last rows or a batch later."""
+def _ending(case: AnyCase, rng: np.random.Generator, ends: bool) -> list[tuple[list[pa.RecordBatch], tuple[int, ...]]]:
+    """A case's rows as micro-batches; each input ends with its last rows or a batch later, if it does at all."""
     tables = [case.table(number) for number in range(case.inputs)]
     count = int(rng.integers(1, 4))
     cuts = [[0, *sorted(rng.integers(0, t.num_rows + 1, count - 1)), t.num_rows] for t in tables]
@@ -147,20 +151,38 @@ def _ending(case: AnyCase, rng: np.random.Generator) -> list[tuple[list[pa.Recor
         some = [t.slice(own[i], own[i + 1] - own[i]) for t, own in zip(tables, cuts, strict=True)]
         found.append((some, tuple(n for n, at in enumerate(last) if at == i)))
     found.append(([t.slice(0, 0) for t in tables], tuple(n for n, at in enumerate(last) if at == count)))
-    return found
+    return found if ends else [(some, ()) for some, _ in found]
 
 
-STREAMS: tuple[Callable[[World, np.random.Generator, Path | str], Stream], ...] = (
-    lambda w, r, s: _join(w, r, s, "confluence", make_case),
-    lambda w, r, s: _join(w, r, s, "confluence", make_kind_case),
-    lambda w, r, s: _join(w, r, s, str(r.choice(_PROGRESSIVE)), make_case),
-    lambda w, r, s: _many(w, r, s, make_multi_case),
-    lambda w, r, s: _many(w, r, s, make_preserving_case),
-    lambda w, r, s: _many(w, r, s, make_multi_window_case),
-    lambda w, r, s: _window(w, r, s, str(r.choice(["confluence", "ah_ewj", "ewj"]))),
-    lambda w, r, s: _window(w, r, s, "confluence"),
-    _asof,
-)
+STREAMS: Mapping[str, Callable[[World, np.random.Generator, Path | str], Stream]] = {
+    "equality": lambda w, r, s: _join(w, r, s, "confluence", make_equality),
+    "bands": lambda w, r, s: _join(w, r, s, "confluence", make_band),
+    "kinds": lambda w, r, s: _join(w, r, s, "confluence", make_kind_case),
+    "of the papers": lambda w, r, s: _join(w, r, s, str(r.choice(_PROGRESSIVE)), make_case),
+    "several inputs": lambda w, r, s: _many(w, r, s, make_multi_case),
+    "preserving": lambda w, r, s: _many(w, r, s, make_preserving_case),
+    "windows of several inputs": lambda w, r, s: _many(w, r, s, make_multi_window_case),
+    "windows of the papers": lambda w, r, s: _window(w, r, s, str(r.choice(["ah_ewj", "ewj"]))),
+    "windows": lambda w, r, s: _window(w, r, s, "confluence"),
+    "as-of": _asof,
+}
+"""Queries by what they join."""
+
+
+def _watched(factory: Any, made: list[Any]) -> Any:
+    """The same factory, which notes whom it made: they can tell what they did."""
+
+    def noting(name: str) -> Callable[..., Any]:
+        def make(self: Any, *given: Any, **options: Any) -> Any:
+            made.append(getattr(type(factory), name)(self, *given, **options))
+            return made[-1]
+
+        return make
+
+    ways = {name: noting(name) for name in ("build", "restore", "settling") if hasattr(factory, name)}
+    return type(type(factory).__name__, (type(factory),), ways)(
+        **{each.name: getattr(factory, each.name) for each in fields(factory) if each.init}
+    )
 
 
 @dataclass
@@ -418,8 +440,10 @@ def play_tasks(world: World) -> None:
     state = world.root / "state"
     with ExitStack() as stack, world.calm():
         (world.root / "scratch").mkdir()
-        stream = STREAMS[int(rng.integers(len(STREAMS)))](world, rng, ADDRESS if remote else state)
-        pipeline = stream.pipeline
+        drawn = list(STREAMS)[int(rng.integers(len(STREAMS)))]
+        stream = STREAMS[world.trial.stream or drawn](world, rng, ADDRESS if remote else state)
+        pipeline, operators = stream.pipeline, list[Any]()
+        pipeline.task = replace(pipeline.task, factory=_watched(pipeline.task.factory, operators))
         # Which of two attempts of a remote directory is the later one counts only there.
         world.counts[stream.name] += 1
         world.counts["state in a bucket"] += remote
@@ -444,6 +468,9 @@ def play_tasks(world: World) -> None:
             driver._kill(actor)
         _same(stream.expected(), found, stream.name)
         world.counts["runs that spilled"] += pipeline.total("spilled") > 0
+        world.counts["results"] += found.total()
+        for operator in operators:
+            world.counts.update(+Counter(getattr(operator, "events", {})))
 
 
 def _cached_at(root: Path) -> Any:

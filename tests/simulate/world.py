@@ -59,6 +59,8 @@ class Trial:
     """The share of each arrival's rows that comes."""
     fuel: int = 1
     """Times the fuel of each poll."""
+    stream: str = ""
+    """The kind of query on Spark that it is about; unless given, the seed tells."""
 
     @property
     def again(self) -> str:
@@ -72,6 +74,8 @@ class Trial:
             told += f" --rows {self.rows:g}"
         if self.fuel != 1:
             told += f" --fuel {self.fuel}"
+        if self.stream:
+            told += f" --stream '{self.stream}'"
         return f'make simulate ARGS="{told}"'
 
     def rng(self, what: int) -> np.random.Generator:

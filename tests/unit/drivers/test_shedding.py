@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,21 +9,10 @@ import pyarrow as pa
 import pytest
 
 import watersmeet as wm
+from conformance.drivers import SCHEMA, made, pairs_of, shed_case
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.drivers import inbox as inboxes
 from watersmeet.drivers.shedding import LEAST_BYTES, Losses, loss_bytes
-
-SCHEMA = pa.schema({"id": pa.int64(), "n": pa.int64()})
-
-
-def made(rng: np.random.Generator, rows: int, distinct: int, skew: float) -> pa.RecordBatch:
-    ids = (distinct * rng.random(rows) ** skew).astype(np.int64)
-    return pa.record_batch([pa.array(ids, mask=rng.random(rows) < 0.03), pa.array(np.arange(rows))], schema=SCHEMA)
-
-
-def pairs_of(left: pa.RecordBatch, right: pa.RecordBatch) -> int:
-    counts = [Counter(value for value in batch["id"].to_pylist() if value is not None) for batch in (left, right)]
-    return sum(count * counts[1][key] for key, count in counts[0].items())
 
 
 def losses_of(memory: int) -> Losses:
@@ -82,51 +68,11 @@ def test_counting_takes_what_is_set_aside_for_it() -> None:
         assert 0.4 * loss_bytes(memory) <= losses_of(loss_bytes(memory)).nbytes <= loss_bytes(memory)
 
 
-def rows(table: pa.RecordBatch, step: int, go: threading.Event, done: threading.Event) -> Iterator[pa.RecordBatch]:
-    """Some rows, and when somebody says so all others at once."""
-    yield table.slice(0, step)
-    go.wait(60)
-    for start in range(step, table.num_rows, step):
-        yield table.slice(start, step)
-    done.set()
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_is_missing_is_what_was_said(seed: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_missing_is_what_was_said(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first result is held, rows come: as many are let go as may be, and then the readers wait."""
     monkeypatch.setattr(inboxes, "SHED_AFTER", 0.0)
-    rng = np.random.default_rng([seed, 0x60])
-    count = 30_000
-    narrow = [made(rng, count, 2_500, float(rng.choice([1, 2]))) for _ in range(2)]
-    wide = pa.array(["." * 200]).take(pa.array(np.zeros(count, np.int32)))
-    tables = [batch.add_column(2, "t", wide) for batch in narrow]
-    share = float(rng.choice([0.05, 0.3]))
-    go, done = threading.Event(), threading.Event()
-    sources = [wm.source(rows(table, 200, go, done), schema=tables[0].schema) for table in tables]
-    memory = "20 MiB" if threads > 1 else "8 MiB"
-    with wm.join(*sources, on="id", memory=memory, shed=share, threads=threads, names=("a", "b")) as result:
-        pairs = []
-        for number, batch in enumerate(result):
-            if not number:
-                go.set()
-                # Readers are stopped by full queues, or by the end: either way nothing more is to come from them.
-                run = result._run
-                while not all(each.ended or each._blocked for each in run._inboxes):
-                    done.wait(0.01)
-            pairs.append(batch["n"].to_numpy() * count + batch["n_right"].to_numpy())
-    figures = result.progress.shed
-    assert figures is not None and figures.exact
-    found = np.concatenate(pairs)
-    assert len(np.unique(found)) == len(found)
-    assert len(found) + figures.pairs == pairs_of(*tables)
-    went = [count - each for each in result.progress.rows_in]
-    assert list(figures.rows) == went and all(each <= share * count for each in went)
-    assert "pairs lost" in str(result.progress)
-    assert sum(went) > 0, "nobody had to wait"
-    ids = [table["id"].to_numpy(zero_copy_only=False) for table in tables]
-    assert (ids[0][found // count] == ids[1][found % count]).all()
-    assert result.progress.peak <= result.progress.budget
+    assert shed_case(seed)["rows shed"], "nobody had to wait"
 
 
 def test_no_row_goes_where_the_join_keeps_up() -> None:

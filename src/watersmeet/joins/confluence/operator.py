@@ -358,12 +358,16 @@ class Confluence(RoomFirst, Operator):
         """Whether rows of a side should settle before more arrive."""
         if not self.debts.owes(side):
             return False
-        first = self.settlements.came[side].first
-        if self._delay is not None and first is not None and self.now >= first + self._delay:
+        if self._is_overdue(side):
             return True
         # A slow input's rows are few, and each owes a lot: what came of both inputs since makes up for a pass, too.
         arrived = self.clock - self.settlements.began_at[side]
         return self._policy.is_worth_it(max(self.debts.owing(side), arrived // 2), self.debts.hashes_owed(side))
+
+    def _is_overdue(self, side: int) -> bool:
+        """Whether the oldest row of a side that owes has owed for as long as it may."""
+        first = self.settlements.came[side].first
+        return self._delay is not None and first is not None and self.now >= first + self._delay
 
     def _idling_pays(self) -> bool:
         """Whether rows that owe are enough to settle while there is nothing else to do."""
@@ -401,7 +405,8 @@ class Confluence(RoomFirst, Operator):
             return self._end_of_batch()
         for side in (0, 1):
             if self._is_due(side):
-                return self.settlements.task(side, "in passing", urgent=True)
+                why = "by delay" if self._is_overdue(side) else "in passing"
+                return self.settlements.task(side, why, urgent=True)
         if self.matched is not None and not all(self._ended):
             unmatched = self.alone.task(0) or self.alone.task(1)
             if unmatched is not None:
