@@ -45,11 +45,17 @@ def _two_inputs(name: str) -> Any:
         case = make_case(seed, ALGORITHMS[name])
         left, right = as_sparks(case.left), as_sparks(case.right)
         spec = respecified(case.spec, [left, right])
-        if spec is None or not spec.equalities or (name == "xjoin" and spec.band is not None):
+        if spec is None or not spec.equalities:
             return None
         return Case(case.seed, spec, left, right, (), (), case.memory, case.least)
 
     return make
+
+
+def _with_band(seed: int) -> Case | None:
+    """A case of values that are close, beside an equality; None for one that is not."""
+    case: Case | None = _two_inputs("confluence")(seed)
+    return case if case is not None and case.spec.band is not None else None
 
 
 def _on(on: tuple[Condition, ...]) -> list[Any]:
@@ -61,7 +67,8 @@ def _tables(case: Case) -> list[pa.Table]:
 
 
 def test_joins_of_endless_streams(spark: Any, tmp_path: Path) -> None:
-    for case in cases(_two_inputs("xjoin"), _count(), FIRST):
+    banded = cases(_with_band, 1, FIRST)
+    for case in (*cases(_two_inputs("confluence"), _count(), FIRST), *banded):
         rng = np.random.default_rng([case.seed, 1])
         place = tmp_path / str(case.seed)
         given = {"memory": str(rng.choice(["256 KiB", "1 MiB"])), "partitions": int(rng.integers(1, 4))}
