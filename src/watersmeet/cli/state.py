@@ -25,8 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="batches, groups, rows, bytes, runs, watermarks, hot keys")
     show.add_argument("--json", action="store_true", help="all of it, as JSON")
-    read = actions.add_parser("read", help="the rows that are remembered of one side")
-    read.add_argument("--side", required=True, choices=("left", "right"), help="whose rows")
+    read = actions.add_parser("read", help="the rows that are remembered of one input")
+    whose = read.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--side", choices=("left", "right"), help="whose rows")
+    whose.add_argument("--input", metavar="NAME", help="the same by the name of one of several inputs")
     read.add_argument("--where", metavar="CONDITION", help="such as \"order_id = 7 and day >= '2026-11-17'\"")
     read.add_argument("--batch", type=int, metavar="N", help="as they were after this batch (default: the last)")
     read.add_argument("-o", "--output", metavar="FILE", help="Parquet, CSV or Arrow IPC file, by its ending")
@@ -62,7 +64,7 @@ def _show(args: argparse.Namespace) -> int:
     for name, value in _summary(found):
         console.print(Text.assemble((f"{harmless(name):<12}", "dim"), harmless(value)))
     if found["by group"]:
-        console.print(_table(found["by group"]))
+        console.print(_table(found))
         hidden = len(found["by group"]) - _MOST_GROUPS
         if hidden > 0:
             console.print(f"{hidden} smaller groups are not shown; --json has all")
@@ -89,7 +91,8 @@ def _summary(found: dict[str, Any]) -> list[tuple[str, str]]:
     told.append(("holds", f"{rows}{format_bytes(found['bytes'])} in the last version, {found['files']:,} files in all"))
     if found["watermarks"] is not None:
         times = [_time(each, found["dated"]) for each in found["watermarks"]]
-        told.append(("watermarks", f"left {times[0]}, right {times[1]}"))
+        named = zip(_names(found, len(times)), times, strict=True)
+        told.append(("watermarks", ", ".join(f"{name} {at}" for name, at in named)))
     return told + [("hot key", f"{each['key']}, over {each['ways']} groups") for each in found["hot keys"]]
 
 
@@ -100,6 +103,11 @@ def _short(name: str) -> str:
     ('left', 'orders')
     """
     return name.removeprefix("the ").removesuffix(" input")
+
+
+def _names(found: dict[str, Any], count: int) -> list[str]:
+    """Of the inputs, where the state tells, for it has so many."""
+    return [_short(each["name"]) for each in found["inputs"]] or ["left", "right"][:count]
 
 
 def _columns(columns: list[list[str]]) -> str:
@@ -116,16 +124,17 @@ def _time(value: float | None, dated: bool) -> str:
     return datetime.fromtimestamp(value, UTC).isoformat(sep=" ", timespec="milliseconds") if dated else f"{value:,}"
 
 
-def _table(groups: list[dict[str, Any]]) -> Table:
+def _table(found: dict[str, Any]) -> Table:
     from rich.table import Table
 
     from watersmeet.memory import format_bytes
 
     table = Table()
-    for name in ("group", "batch", "left rows", "right rows", "bytes", "runs"):
+    inputs = _names(found, 2)
+    for name in ("group", "batch", *(f"{harmless(name)} rows" for name in inputs), "bytes", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in sorted(groups, key=lambda each: -each["bytes"])[:_MOST_GROUPS]:
-        rows = ["-", "-"] if each["rows"] is None else [f"{count:,}" for count in each["rows"][:2]]
+    for each in sorted(found["by group"], key=lambda each: -each["bytes"])[:_MOST_GROUPS]:
+        rows = ["-"] * len(inputs) if each["rows"] is None else [f"{count:,}" for count in each["rows"]]
         table.add_row(str(each["group"]), f"{each['batch']:,}", *rows, format_bytes(each["bytes"]), f"{each['runs']:,}")
     return table
 
@@ -135,7 +144,7 @@ def _read(args: argparse.Namespace) -> int:
     from watersmeet.spark.offline.opened import OpenedState
     from watersmeet.spark.offline.reading import StateRows
 
-    rows = StateRows(OpenedState(args.directory), args.side, args.where)
+    rows = StateRows(OpenedState(args.directory), args.input or args.side, args.where)
     batches = rows.read(batch=args.batch)
     if args.output is None:
         print_table(rows.schema, *first_rows(batches))

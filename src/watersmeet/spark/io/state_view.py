@@ -104,7 +104,7 @@ class StateView:
                 for versions in groups.values()
                 if min(versions, default=number + 1) <= number
             ]
-            progress = _progress(number, held, begun, ended, self._began)
+            progress = _progress(self._names, number, held, begun, ended, self._began)
             history.add(self._with_times(progress, number, lineage))
             self._told, told = number, True
         return told
@@ -224,11 +224,13 @@ class StateView:
                     yield SlotLoad.from_json(json.loads((self.path / routing_name(self.division) / name).read_text()))
 
 
-def _progress(number: int, held: Sequence[GroupView], begun: float, ended: float, first: float) -> Progress:
+def _progress(
+    names: tuple[str, ...], number: int, held: Sequence[GroupView], begun: float, ended: float, first: float
+) -> Progress:
     """A state as one moment of a run."""
     rows = [view.rows for view in held if view.rows is not None]
     return Progress(
-        names=SIDES if rows else (),
+        names=names if rows else (),
         rows_in=tuple(map(sum, zip(*rows, strict=True))) if rows else (),
         elapsed=ended - first,
         on_disk=sum(view.nbytes for view in held),

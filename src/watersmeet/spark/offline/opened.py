@@ -19,6 +19,7 @@ from watersmeet import planner
 from watersmeet.core.errors import ProtocolError, SegmentError, SnapshotError, SpecError, SpillError
 from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.confluence import Confluence
 from watersmeet.runs.matched_bits import check_bits
 from watersmeet.runs.sorted_run import SortedRun, let_go
@@ -249,7 +250,7 @@ class GroupFigures:
     number: int
     batch: int
     rows: tuple[int, ...] | None
-    """Of each side; None where that cannot be told without its rows being read."""
+    """Of each input; None where that cannot be told without its rows being read."""
     nbytes: int
     runs: int
     """Segments that it consists of."""
@@ -323,21 +324,22 @@ def _group(state: OpenedState, version: Version) -> GroupFigures:
 
 
 def _counted(state: OpenedState, version: Version) -> tuple[int, ...] | None:
-    """Rows of each side, where runs tell: of state that is elsewhere, all of them would have to be fetched."""
+    """Rows of each input, where runs tell: of state that is elsewhere, all of them would have to be fetched."""
     described = state.owner.get("described")
-    timed = described is not None and described["verb"] in ("window_join", "parallel_join")
-    if not timed or not isinstance(state.path, Path):
+    if described is None or not isinstance(state.path, Path):
         return None
-    if not issubclass(state.kind, Confluence):
+    asof = described["verb"] == "asof_join"
+    timed = described["verb"] in ("window_join", "parallel_join") and issubclass(state.kind, Confluence)
+    if not asof and not timed:
         return None
-    try:
-        join = state.open(version)
-    except (SegmentError, SnapshotError):
-        return None
-    if join is None:
+    if version.manifest["snapshot"] is None:
         return 0, 0
     try:
-        return tuple(sum(run.rows for run in runs) for runs in join.runs)
+        join: Any = state.restored(AsofJoin, state.spec, version, state.store(version)) if asof else state.open(version)
+    except (SegmentError, SnapshotError):
+        return None
+    try:
+        return (join.left.count, join.right.count) if asof else tuple(sum(run.rows for run in of) for of in join.runs)
     finally:
         join.close()
 

@@ -1,7 +1,13 @@
-"""The rows that a join remembers, read from its state: those of one side, all or such as meet a condition.
+"""The rows that a join remembers, read from its state: those of one input, all or such as meet a condition.
 
 A condition on the join's keys leads to one group, and there to one place in each sorted run. What is shown of a row are
-the columns that the join keeps: those that reach its results, and its keys.
+the columns that the join keeps: those that reach its results, and its keys. Where rows are depends on the join:
+
+    of two inputs   runs in the order of hashes, which tell the key where it is a word
+    as-of           left: runs in the order of times, behind the place up to which rows were answered; right: runs in
+                    the order of hash and time
+    of several      sets of runs, each with all rows of the set in an order of its own: the first is read. A value that
+                    another input brings to the results is told by its hash
 """
 
 from __future__ import annotations
@@ -10,23 +16,29 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.arrays import Int64
-from watersmeet.core.errors import SpecError
+from watersmeet.core.errors import SnapshotError, SpecError
+from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.matching.reach import BandKeys
+from watersmeet.records.asof_times import HASH
 from watersmeet.records.keys import KeyCodec
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.offline.opened import OpenedState, Version
-from watersmeet.spark.task.stored_rows import stored_rows
+from watersmeet.spark.plan.grid import grid_for
+from watersmeet.spark.state.described import many_spec_of
+from watersmeet.spark.task.stored_rows import column_of_many, stored_rows
 from watersmeet.spill.store import MemoryStore
 
 SIDES = ("left", "right")
+_LEFT = 0
 _AT_ONCE = 1 << 16
 _COMPARED = re.compile(r"""\s*(?P<column>"[^"]+"|[\w.]+)\s*(?P<how>=|==|!=|<>|<=|>=|<|>)\s*(?P<value>'[^']*'|\S+)\s*""")
 _IS_NULL = re.compile(r"""\s*(?P<column>"[^"]+"|[\w.]+)\s+is(?P<no>\s+not)?\s+null\s*""", re.IGNORECASE)
@@ -87,23 +99,186 @@ def _comparison(part: str, schema: pa.Schema) -> Comparison:
     return Comparison(column, found["how"], value)
 
 
-class StateRows:
-    """The rows of one side of a join."""
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Rows of a run that follow each other."""
 
-    def __init__(self, state: OpenedState, side: str, where: str | None = None) -> None:
-        if side not in SIDES:
-            raise SpecError(f"side={side!r} is not understood; write 'left' or 'right'")
-        state.refuse_others()
-        self._state = state
-        self._side = SIDES.index(side)
-        probe = state.kind(state.spec, state.kind.least_memory(state.spec), MemoryStore())
-        kept = set(probe.plans[self._side].sources)
+    run: SortedRun
+    start: int
+    stop: int
+
+
+class _Inside(Protocol):
+    """The rows of one input."""
+
+    schema: pa.Schema
+    """The columns that the join keeps of them."""
+    keys: tuple[str, ...]
+    """Columns that lead to a group, if a condition names all of them."""
+
+    def groups(self, pinned: list[pa.Array] | None) -> list[int]:
+        """The groups in which rows may be, of all keys or of these."""
+
+    def open(self, version: Version) -> Any:
+        """A group's operator, to be closed; None if nothing is left of it."""
+
+    def stretches(self, join: Any, pinned: list[pa.Array] | None) -> Iterator[_Stretch]:
+        """Where rows of a group are."""
+
+    def rows(self, join: Any, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
+        """Rows of a run that follow each other."""
+
+
+def _inside(state: OpenedState, name: str) -> _Inside:
+    """The rows of an input, by its name: of joins of two it is left or right."""
+    if state.verb == "multijoin":
+        return _OfMany(state, name)
+    if name not in SIDES:
+        raise SpecError(f"side={name!r} is not understood; write 'left' or 'right'")
+    return (_OfAsof if state.verb == "asof_join" else _OfTwo)(state, SIDES.index(name))
+
+
+class _OfTwo:
+    """A join of two inputs that keeps runs in the order of hashes."""
+
+    def __init__(self, state: OpenedState, side: int) -> None:
+        self._check(state)
+        self._state, self._side = state, side
+        kind = self._kind
+        probe = kind(state.spec, kind.least_memory(state.spec), MemoryStore())
+        kept = set(probe.plans[side].sources)
         probe.close()
-        source = state.spec.input(self._side)
-        self._keys = state.spec.keys(self._side)
-        told = {source.get_field_index(name) for name in self._keys} if state.hash_tells_key else set[int]()
+        source = state.spec.input(side)
+        self.keys = state.spec.keys(side)
+        told = {source.get_field_index(name) for name in self.keys} if state.hash_tells_key else set[int]()
         self._columns = [i for i in sorted(kept | told) if i >= 0]
         self.schema = pa.schema([source.field(i) for i in self._columns])
+
+    def _check(self, state: OpenedState) -> None:
+        state.refuse_others()
+
+    @property
+    def _kind(self) -> Any:
+        return self._state.kind
+
+    def groups(self, pinned: list[pa.Array] | None) -> list[int]:
+        """Those of a key are its own, and those of hot keys that are split."""
+        state = self._state
+        numbers = [number for number in state.group_numbers() if self._side in state.counted(number)]
+        if pinned is None or state.verb == "parallel_join":
+            return numbers
+        (own,) = state.placement.groups(pinned, self._side, state.groups).tolist()
+        return [number for number in numbers if number == own or number >= state.groups]
+
+    def open(self, version: Version) -> Any:
+        """A group's operator."""
+        return self._state.open(version)
+
+    def stretches(self, join: Any, pinned: list[pa.Array] | None) -> Iterator[_Stretch]:
+        """All rows of all runs, or between which they are."""
+        for run in join.runs[self._side]:
+            yield self._stretch(run, None if isinstance(join.codec, BandKeys) else pinned)
+
+    def _stretch(self, run: SortedRun, pinned: list[pa.Array] | None) -> _Stretch:
+        if pinned is None:
+            return _Stretch(run, 0, run.rows)
+        hashes, _ = KeyCodec(self._state.spec).hash(self._side, pinned)
+        run.check_hashes(0, run.rows)
+        wanted, known = hashes.view(np.uint64)[0], run.hashes()
+        return _Stretch(run, int(np.searchsorted(known, wanted)), int(np.searchsorted(known, wanted, "right")))
+
+    def rows(self, join: Confluence, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
+        """Rows of a run."""
+        return stored_rows(join.plans[self._side], self._state.spec, self._side, run, numbers, self._columns)
+
+
+class _OfAsof(_OfTwo):
+    """An as-of join: left rows that are not answered yet, and right rows that may still be asked for."""
+
+    def _check(self, state: OpenedState) -> None:
+        """All of them can be read."""
+
+    @property
+    def _kind(self) -> Any:
+        return AsofJoin
+
+    def groups(self, pinned: list[pa.Array] | None) -> list[int]:
+        """Without a key, all rows are one group."""
+        return super().groups(pinned if self.keys else None)
+
+    def open(self, version: Version) -> Any:
+        """A group's operator."""
+        if version.manifest["snapshot"] is None:
+            return None
+        return self._state.restored(AsofJoin, self._state.spec, version, self._state.store(version))
+
+    def stretches(self, join: AsofJoin, pinned: list[pa.Array] | None) -> Iterator[_Stretch]:
+        """Left runs are in the order of times, so that a key may be anywhere in them."""
+        if self._side == _LEFT:
+            yield from (_Stretch(each.run, each.place, each.run.rows) for each in join.left.runs)
+        else:
+            yield from (self._stretch(each.timed.run, pinned) for each in join.right.runs)
+
+    def rows(self, join: Any, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
+        """Rows of a run."""
+        told_in = HASH if self._side == _LEFT else None
+        plan = join.plans[self._side]
+        return stored_rows(plan, self._state.spec, self._side, run, numbers, self._columns, told_in)
+
+
+class _OfMany:
+    """A join of several inputs that keeps whole sets of runs."""
+
+    keys: tuple[str, ...] = ()
+
+    def __init__(self, state: OpenedState, name: str) -> None:
+        self._state, self._spec = state, many_spec_of(state.described)
+        if name not in self._spec.names:
+            raise SpecError(f"{name!r} is no input of the join in {state.path}; it has {', '.join(self._spec.names)}")
+        if self._spec.window is not None or state.algorithm != ManyConfluence.name:
+            which = "in windows" if self._spec.window is not None else f"by {state.algorithm!r}"
+            raise SnapshotError(
+                f"{state.path} is the state of a wms.multijoin {which}, whose rows are not all in runs, so that they "
+                f"cannot be read from outside; those of one by 'confluence' without windows can"
+            )
+        self._input = self._spec.names.index(name)
+        self._grid = grid_for(self._spec, state.groups)
+        probe = ManyConfluence(self._spec, ManyConfluence.least_memory(self._spec), MemoryStore())
+        kept = set(probe.plans[self._input].sources)
+        probe.close()
+        source = self._spec.input(self._input)
+        told = {source.get_field_index(each.column) for each in self._spec.attributes[self._input]}
+        self._columns = sorted(kept | told)
+        self.schema = pa.schema([source.field(i) for i in self._columns])
+
+    def groups(self, pinned: list[pa.Array] | None) -> list[int]:
+        """Of rows that are copied to several groups, the first has them all."""
+        return [number for number in self._state.group_numbers() if self._grid.is_first(self._input, number)]
+
+    def open(self, version: Version) -> Any:
+        """A group's operator."""
+        if version.manifest["snapshot"] is None:
+            return None
+        return self._state.restored(ManyConfluence, self._spec, version, self._state.store(version))
+
+    def stretches(self, join: ManyConfluence, pinned: list[pa.Array] | None) -> Iterator[_Stretch]:
+        """Each set has its rows in several orders, of which one is as good as another."""
+        for each in join.disks[self._input].sets:
+            yield _Stretch(each.runs[0], 0, each.rows)
+
+    def rows(self, join: ManyConfluence, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
+        """Rows of a run."""
+        arrays = [column_of_many(join, self._spec, self._input, place, run, numbers) for place in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class StateRows:
+    """The rows of one input of a join: left or right, or one of several by its name."""
+
+    def __init__(self, state: OpenedState, side: str, where: str | None = None) -> None:
+        self._state = state
+        self._inside = _inside(state, side)
+        self.schema = self._inside.schema
         """The columns that the join keeps."""
         self._where = parse_where(where, self.schema)
         self._pinned = self._pinned_keys()
@@ -111,17 +286,14 @@ class StateRows:
     def _pinned_keys(self) -> list[pa.Array] | None:
         """The keys that a condition asks for, if it names all of them."""
         found: dict[str, Any] = {each.column: each.value for each in self._where if each.how in ("=", "==")}
-        if not self._keys or any(name not in found for name in self._keys):
+        keys = self._inside.keys
+        if not keys or any(name not in found for name in keys):
             return None
-        return [pa.array([found[name].as_py()], self.schema.field(name).type) for name in self._keys]
+        return [pa.array([found[name].as_py()], self.schema.field(name).type) for name in keys]
 
     def groups(self) -> list[int]:
         """The groups in which such rows may be."""
-        numbers = [number for number in self._state.group_numbers() if self._side in self._state.counted(number)]
-        if self._pinned is None or self._state.verb == "parallel_join":
-            return numbers
-        (own,) = self._state.placement.groups(self._pinned, self._side, self._state.groups).tolist()
-        return [number for number in numbers if number == own or number >= self._state.groups]
+        return self._inside.groups(self._pinned)
 
     def read(self, groups: Sequence[int] | None = None, batch: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows, of some groups or of all in which they may be, as they are now or were after a batch."""
@@ -131,33 +303,20 @@ class StateRows:
                 yield from self._of_group(version)
 
     def _of_group(self, version: Version) -> Iterator[pa.RecordBatch]:
-        join = self._state.open(version)
+        join = self._inside.open(version)
         if join is None:
             return
         try:
-            for run in join.runs[self._side]:
-                start, stop = self._between(join, run)
-                for first in range(start, stop, _AT_ONCE):
-                    rows = self._rows(join, run, np.arange(first, min(stop, first + _AT_ONCE)))
+            for of in self._inside.stretches(join, self._pinned):
+                for first in range(of.start, of.stop, _AT_ONCE):
+                    rows = self._inside.rows(join, of.run, np.arange(first, min(of.stop, first + _AT_ONCE)))
                     if self._where:
                         rows = self._such(rows)
                     if rows.num_rows:
                         yield rows
-                let_go([run])
+                let_go([of.run])
         finally:
             join.close()
-
-    def _between(self, join: Confluence, run: SortedRun) -> tuple[int, int]:
-        """Between which rows of a run they are."""
-        if self._pinned is None or isinstance(join.codec, BandKeys):
-            return 0, run.rows
-        hashes, _ = KeyCodec(self._state.spec).hash(self._side, self._pinned)
-        run.check_hashes(0, run.rows)
-        wanted = hashes.view(np.uint64)[0]
-        return int(np.searchsorted(run.hashes(), wanted)), int(np.searchsorted(run.hashes(), wanted, "right"))
-
-    def _rows(self, join: Confluence, run: SortedRun, numbers: Int64) -> pa.RecordBatch:
-        return stored_rows(join, self._state.spec, self._side, run, numbers, self._columns)
 
     def _such(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those that meet the conditions."""

@@ -35,7 +35,6 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import SnapshotError, SpecError
-from watersmeet.core.keys import KeyType
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.asof.sides import Known as AsofKnown
 from watersmeet.joins.confluence import Confluence
@@ -56,7 +55,8 @@ from watersmeet.spark.state.files import checked_json, make_directory, names_in,
 from watersmeet.spark.state.publication import described
 from watersmeet.spark.state.remote import CACHE_BYTES
 from watersmeet.spark.state.store import VersionedStore
-from watersmeet.spark.task.placement import Placement, keys_of_hashes, values_of_hashes
+from watersmeet.spark.task.placement import Placement, keys_of_hashes
+from watersmeet.spark.task.stored_rows import column_of_many
 from watersmeet.spill.store import Store
 
 _RETAIN = 1 << 40
@@ -453,26 +453,9 @@ class _ManyRepartitioning(_Repartitioning):
         for place in self._grid.known(number):
             axis, placement = self._grid.axes[place], self._placements[place]
             (column,) = axis.columns[number]
-            values = self._values(join, number, column, run, numbers)
+            values = column_of_many(join, self._spec, number, column, run, numbers)
             groups += self._grid.strides[place] * placement.groups([values], number, axis.shares)
         return groups
-
-    def _values(self, join: ManyConfluence, number: int, place: int, run: SortedRun, numbers: Int64) -> pa.Array:
-        """A column of some rows of a run."""
-        plan, schema = join.plans[number], self._spec.input(number)
-        if place in plan.sources:
-            stored = plan.sources.index(place)
-            return plan.original(stored, run.gather_all((stored,), numbers)[0])
-        # It comes out with another input's, and is told by its hash.
-        attributes = self._spec.attributes[number]
-        which = next(i for i, each in enumerate(attributes) if each.column == schema.field(place).name)
-        table, form = join.tables[number], attributes[which].form
-        if len(attributes) > 1:
-            hashes = run.gather_all((table.first_hashes + which,), numbers)[0].to_numpy()
-        else:
-            hashes = run.hashes()[numbers[0] : numbers[-1] + 1].view(np.int64)
-        assert isinstance(form, KeyType)
-        return values_of_hashes(form, schema.field(place).type, hashes)
 
     def _new_join(self, store: VersionedStore) -> ManyConfluence:
         return ManyConfluence(self._spec, MEMORY, store)

@@ -7,6 +7,7 @@
 |---|---|
 | `path` | the state directory, or its address |
 | `side` | `left` or `right` |
+| `input` | instead of it, the name of one of several inputs |
 | `where` | a condition, as `watersmeet state DIR read --where` takes it: one on the keys reads one group |
 | `batch` | as it was after this batch, as long as that is kept; unless given, as it is |
 """
@@ -45,7 +46,7 @@ class GroupPartition(InputPartition):
 
 
 class StateTable(DataSource):
-    """`format("watersmeet-state")`: the rows that one side of a join has left behind."""
+    """`format("watersmeet-state")`: the rows that one input of a join has left behind."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +84,7 @@ class StateReader(DataSourceReader):
 
 def rows_of(options: dict[str, str]) -> StateRows:
     """What options ask for."""
-    known = {"path", "side", "where", "batch"}
+    known = {"path", "side", "input", "where", "batch"}
     odd = sorted(set(options) - known)
     if odd:
         raise SpecError(f"the option {odd[0]!r} is not known; there are {', '.join(sorted(known))}")
@@ -91,4 +92,7 @@ def rows_of(options: dict[str, str]) -> StateRows:
         raise SpecError("say which state: load('the state directory')")
     if not options.get("batch", "0").isdecimal():
         raise SpecError(f"batch={options['batch']!r} is no number of a batch")
-    return StateRows(OpenedState(options["path"]), options.get("side", "left"), options.get("where"))
+    if "side" in options and "input" in options:
+        raise SpecError("say either side or input, not both")
+    side = options.get("input", options.get("side", "left"))
+    return StateRows(OpenedState(options["path"]), side, options.get("where"))
