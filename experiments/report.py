@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments import charges
 from experiments.model import Claim, Experiment, Panel, Results, Verdict
 
 _STYLES: dict[str, dict[str, Any]] = {
@@ -203,16 +204,43 @@ last row arrives, and has the shortest clean-up. Where that is not so in each, t
 """
 _SCALE = re.compile(r"Scale ([0-9.]*[0-9])")
 _COUNTED = re.compile(r"\d+ of \d+")
-_SECTION = re.compile(r"^<!-- experiment (\S+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^<!-- experiment (\S+), charges (\d+) -->\n(.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+_EARLIER = re.compile(r"^\*Measured with the charges of an earlier version.*\*\n\n", re.MULTILINE)
+"""What the page says by itself of a section's charges, right above the section's table."""
+_TABLE = "| claim | paper | measured | holds? |\n"
+
+
+Sections = dict[str, tuple[int, str]]
+"""By experiment: the charges that it was measured with, and what the page has of it."""
 
 
 def write_page(path: Path, outcome: Outcome, order: Sequence[str]) -> None:
-    """Bring an experiment's section of the page up to date; the other sections stay as they are."""
-    sections = dict(_SECTION.findall(path.read_text())) if path.is_file() else {}
-    sections[outcome.experiment.id] = _section(outcome, path)
+    """Bring an experiment's section of the page up to date; what was measured for the other sections stays."""
+    sections = sections_of(path.read_text()) if path.is_file() else {}
+    sections[outcome.experiment.id] = charges.NOW, _section(outcome, path)
+    _replace(path, page(sections, order))
+
+
+def sections_of(text: str) -> Sections:
+    """The sections of a page, without what the page says of their charges."""
+    return {name: (int(number), _EARLIER.sub("", body)) for name, number, body in _SECTION.findall(text)}
+
+
+def page(sections: Sections, order: Sequence[str]) -> str:
+    """The whole page: nothing of it is written by hand."""
     known = [each for each in order if each in sections]
-    text = "\n".join(f"<!-- experiment {each} -->\n{sections[each]}<!-- end -->\n" for each in known)
-    _replace(path, f"{_INTRODUCTION}\n{at_a_glance({each: sections[each] for each in known})}{text}")
+    parts = []
+    for each in known:
+        number, body = sections[each]
+        scale = _SCALE.search(body)
+        earlier = charges.told(each, number, float(scale[1]) if scale else 1.0)
+        if earlier:
+            body = body.replace(_TABLE, f"*{earlier}*\n\n{_TABLE}", 1)
+        parts.append(f"<!-- experiment {each}, charges {number} -->\n{body}<!-- end -->\n")
+    missing = [each for each in order if each not in sections]
+    absent = f"Not run for this page: {', '.join(missing)}.\n\n" if missing else ""
+    glance = at_a_glance({each: sections[each][1] for each in known})
+    return f"{_INTRODUCTION}\n{absent}{glance}{chr(10).join(parts)}"
 
 
 def at_a_glance(sections: Mapping[str, str]) -> str:

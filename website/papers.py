@@ -71,7 +71,8 @@ class Experiment:
 def experiments(page: Path) -> list[Experiment]:
     """What the page of reproductions tells, section by section."""
     found = []
-    for id_, body in re.findall(r"<!-- experiment (\S+) -->\n(.*?)<!-- end -->", page.read_text(), re.DOTALL):
+    section = re.compile(r"<!-- experiment (\S+), charges \d+ -->\n(.*?)<!-- end -->", re.DOTALL)
+    for id_, body in section.findall(page.read_text()):
         heading, where = re.match(r"## ([^\n]*)\n\n([^\n]*)", body).groups()  # type: ignore[union-attr]
         rows = re.findall(r"^\| (.*?) \| .*? \| (.*?) \| (\**(?:yes|no|partly|not run)[^|]*) \|$", body, re.MULTILINE)
         image = re.search(r"!\[[^\]]*\]\(([^)]*)\)", body)

@@ -153,6 +153,31 @@ def test_the_page_keeps_the_sections_of_other_experiments(
     assert text.count("<!-- end -->") == 2
 
 
+def test_the_page_tells_by_itself_which_figures_have_other_charges(coin: Any, tmp_path: Path, modules: Any) -> None:
+    page, report, charges = tmp_path / "page.md", modules("report"), modules("charges")
+    assert run("coin-1", "--seeds", "2", "--markdown", str(page)) == 0
+    text = page.read_text()
+    assert f"<!-- experiment coin-1/2, charges {charges.NOW} -->" in text and "earlier version" not in text
+    order = ["coin-0", "coin-1/2"]
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(charges, "CHANGES", (charges.Change(charges.NOW + 1, ("coin-",), "coins were free"),))
+        again = report.page(report.sections_of(text), order)
+        assert again.count("version, in which coins were free.*\n\n| claim |") == 1
+        assert report.page(report.sections_of(again), order) == again, "it is not told twice"
+        assert "Not run for this page: coin-0." in again
+    assert "earlier version" not in report.page(report.sections_of(again), order), "nor kept"
+
+
+def test_the_page_in_the_documentation_is_as_it_was_written(modules: Any) -> None:
+    """Whoever edits it by hand edits in vain: introduction, marks and the table of our own join are made anew."""
+    report = modules("report")
+    path = reproduce.find_experiments().parent / "docs" / "reproduction.md"
+    order = [each.id for each in modules("catalogue").EXPERIMENTS]
+    sections = report.sections_of(path.read_text())
+    assert len(sections) > 40 and not set(sections) - set(order)
+    assert report.page(sections, order) == path.read_text()
+
+
 def test_equal_cells_run_once_and_the_same_seed_gives_the_same(modules: Any) -> None:
     model, pool = modules("model"), modules("pool")
     calls: list[tuple[float, int]] = []
