@@ -8,7 +8,7 @@ the order in which they were received, those of all inputs together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -17,13 +17,16 @@ from watersmeet.core.delays import Delays
 from watersmeet.core.errors import ProtocolError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.report import WindowFigures
+from watersmeet.core.saved import Saved
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.matching.multi_windows import Moments, WindowClock, WindowFilter
 from watersmeet.records.intake import Order
 
 
-class MultiWindows:
+class MultiWindows(Saved):
     """How far several inputs have come, and what that means for their rows."""
+
+    SAVED: ClassVar[tuple[str, ...]] = ("clock",)
 
     def __init__(self, spec: MultiSpec, meet_later: bool) -> None:
         """`meet_later`: rows may meet others later than they come, and carry with them what was known then."""
@@ -89,14 +92,6 @@ class MultiWindows:
         clock = self.clock
         late, waited = tuple(self.late), delays.median_and_p99()
         return WindowFigures(late, rows, waited, reached=clock.reached(), dated=clock.tick is not None)
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return self.clock.to_state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
-        self.clock.load(state)
 
 
 class WindowedArrival(Arrival):

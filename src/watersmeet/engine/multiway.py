@@ -254,9 +254,9 @@ class MultiwayJoin(Operator):
         """The segments that only this operator has."""
         return []
 
-    @abstractmethod
     def _own_state(self) -> dict[str, Any]:
         """The state that only this operator has."""
+        return self.declared_state()
 
     def report(self) -> Report:
         return replace(super().report(), probing=self.order.figures())

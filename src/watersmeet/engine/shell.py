@@ -29,6 +29,7 @@ from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Snapshot, Stall, Status, Step
 from watersmeet.core.queries import QueriesSpec
 from watersmeet.core.report import Report
+from watersmeet.core.saved import load_state, saved_names, state_of
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.engine.arrival import Arrival, Arriving, Found, Task
@@ -47,6 +48,8 @@ from watersmeet.spill.store import Store
 from watersmeet.tables.hash_table import Probe, SideTable, row_bytes
 
 _LEAST_ROOM_TO_RESTORE = 2048
+_FRAME = ("clock", "_ended", "_closed", "_stalled", "_must_poll", "_done", "gone", "windows")
+"""What a snapshot says of every operator; the rest of the shell's state are rows and tasks."""
 
 
 class Operator(ABC):
@@ -56,6 +59,8 @@ class Operator(ABC):
     public: that is their context.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ()
+    """Attributes and parts that are an operator's own state, see `core.saved`; those of its layer come first."""
     name: ClassVar[str]
     reason: str = ""
     """Why the planner chose it."""
@@ -595,10 +600,11 @@ class Operator(ABC):
 
     def _own_state(self) -> Any:
         """The segments and the state that only this operator has."""
-        return [], {}
+        return [], self.declared_state()
 
-    def _load_own(self, state: dict[str, Any]) -> None:  # noqa: B027  not everybody cares
+    def _load_own(self, state: dict[str, Any]) -> None:
         """Take over the state that only this operator has."""
+        load_state(self, saved_names(type(self)), state)
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         """The task that was at hand, if it is none of the shell's own."""
@@ -621,22 +627,19 @@ class Operator(ABC):
         join._load(snapshot)
         return join
 
+    def declared_state(self) -> dict[str, Any]:
+        """What the operator and its layer name as theirs."""
+        return state_of(self, saved_names(type(self)))
+
     def frame_state(self) -> dict[str, Any]:
         """The shell's own state."""
         return {
-            "clock": self.clock,
+            **state_of(self, _FRAME),
             "numbered": [intake.numbered for intake in self._intakes],
-            "ended": list(self._ended),
-            "closed": list(self._closed),
-            "stalled": self._stalled,
-            "must_poll": self._must_poll,
-            "done": self._done,
-            "gone": self.gone.tolist(),
             "widest": list(self.found.widest),
             "task": None if self._task is None else self._task.to_state(),
             "held_up": None if self._held_up is None else self._held_up.to_state(),
             "received": None if self._order is None else self._order.to_state(),
-            "windows": None if self.windows is None else self.windows.to_state(),
         }
 
     def still_in_memory(self, number: int, parts: Int32, ticks: Int64) -> Bool:
@@ -669,12 +672,7 @@ class Operator(ABC):
 
     def _load_all(self, snapshot: Snapshot) -> None:
         state: dict[str, Any] = dict(snapshot.state)
-        self.clock = state["clock"]
-        self._ended, self._closed = list(state["ended"]), list(state["closed"])
-        self._stalled, self._must_poll, self._done = state["stalled"], state["must_poll"], state["done"]
-        self.gone = np.array(state["gone"], np.int64)
-        if self.windows is not None:
-            self.windows.load(state["windows"])
+        load_state(self, _FRAME, state)
         if self._order is not None:
             self._order.load(state["received"])
         for number, widest in enumerate(state["widest"]):

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, nextafter
-from typing import Any
+from typing import ClassVar
+
+from watersmeet.core.saved import Saved
 
 
 def overtaken(side: int, spoke: Sequence[float], at: float, idle: float) -> bool:
@@ -31,7 +33,7 @@ def overtaken(side: int, spoke: Sequence[float], at: float, idle: float) -> bool
     return at >= spoke[side] + idle and spoke[1 - side] > spoke[side]
 
 
-class Silence:
+class Silence(Saved):
     """When each of two inputs last spoke, by the times of polls.
 
     >>> silence = Silence(10.0)
@@ -42,6 +44,8 @@ class Silence:
     >>> silence.listen(12.0, [True, False]), silence.overtaken
     ([True, False], [False, False])
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_spoke", "overtaken")
 
     def __init__(self, idle: float) -> None:
         self._idle = idle
@@ -66,11 +70,3 @@ class Silence:
             return None
         waiting = [side for side in (0, 1) if self._spoke[1 - side] > self._spoke[side]]
         return next((self._spoke[side] + self._idle for side in waiting if not self.overtaken[side]), None)
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {"spoke": self._spoke, "overtaken": self.overtaken}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
-        self._spoke, self.overtaken = state["spoke"], list(state["overtaken"])

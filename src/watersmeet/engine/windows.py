@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from watersmeet.core.arrays import Bool, Int32, Int64
 from watersmeet.core.delays import Delays
 from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.report import WindowFigures
+from watersmeet.core.saved import Saved
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival
@@ -50,8 +51,10 @@ def refuse_unfit_windows(name: str, spec: JoinSpec, needs_keys: bool, emits: Seq
         )
 
 
-class Windows:
+class Windows(Saved):
     """How far two inputs have come, and what that means for their rows."""
+
+    SAVED: ClassVar[tuple[str, ...]] = ("newest", "late", "_told", "_silence")
 
     def __init__(self, spec: WindowJoinSpec, events: Counter[str]) -> None:
         self._spec = spec
@@ -154,17 +157,6 @@ class Windows:
         """For people; so many rows are remembered, and results took so long."""
         reached, dated = self.timing.reached(self.newest), self._spec.tick is not None
         return WindowFigures(tuple(self.late), rows, delays.median_and_p99(), self.delayed, reached, dated)
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        silence = None if self._silence is None else self._silence.to_state()
-        return {"newest": list(self.newest), "late": list(self.late), "told": list(self._told), "silence": silence}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
-        self.newest, self.late, self._told = list(state["newest"]), list(state["late"]), list(state["told"])
-        if self._silence is not None:
-            self._silence.load(state["silence"])
 
 
 class TimedArrival(Arrival):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from watersmeet.core.bands import tick_nanoseconds
 from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.keys import plain_type
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.saved import Saved
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import FAR
 from watersmeet.records.bands import BandCodec
@@ -125,8 +126,10 @@ class ManyTiming:
         return self.kept_from(number, min(time for other, time in enumerate(newest) if other != number))
 
 
-class WindowClock:
+class WindowClock(Saved):
     """How far each input has come, in time and in rows."""
+
+    SAVED: ClassVar[tuple[str, ...]] = ("newest", "rows", "closed", "late")
 
     def __init__(self, spec: MultiSpec) -> None:
         assert spec.window is not None and spec.window_units is not None
@@ -231,15 +234,6 @@ class WindowClock:
         if not self.keeps_late:
             return []
         return [np.full(count, NEVER) if moments.marks is None else moments.marks, np.full(count, sum(self.rows))]
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {"newest": list(self.newest), "rows": list(self.rows), "closed": self.closed, "late": list(self.late)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over a snapshot's."""
-        self.newest, self.rows = list(state["newest"]), list(state["rows"])
-        self.closed, self.late = list(state["closed"]), list(state["late"])
 
 
 class WindowFilter:

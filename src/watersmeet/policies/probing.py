@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.report import Probing
+from watersmeet.core.saved import Saved
 
 _REMEMBERED = 1 << 16
 """Look-ups at one end of an edge: whenever they become twice as many, all that was counted counts half."""
@@ -36,7 +37,7 @@ class Step:
     """Edges to other inputs that were looked up before, with the end at which this input is."""
 
 
-class ProbingOrder:
+class ProbingOrder(Saved):
     """Counts matches, and derives the order of look-ups for each input.
 
     >>> import pyarrow as pa
@@ -47,6 +48,8 @@ class ProbingOrder:
     >>> [step.input for step in order.of(0)]
     [2, 1]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_looked_up", "_found")
 
     def __init__(self, spec: MultiSpec, fixed: Sequence[Sequence[int]] | None = None) -> None:
         """`fixed` pins the order: for each input, the others as they are to be looked up."""
@@ -101,15 +104,6 @@ class ProbingOrder:
             tuple((self.matches(number, 0), self.matches(number, 1)) for number in range(len(self._spec.edges))),
             tuple(tuple(step.input for step in self.of(driver)) for driver in range(len(names))),
         )
-
-    def to_state(self) -> dict[str, Any]:
-        """The counts for a snapshot."""
-        return {"looked_up": [list(each) for each in self._looked_up], "found": [list(each) for each in self._found]}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over a snapshot's counts."""
-        self._looked_up = [list(each) for each in state["looked_up"]]
-        self._found = [list(each) for each in state["found"]]
 
 
 class SteadyOrder(ProbingOrder):
@@ -171,6 +165,8 @@ class SelectivityOrder(ProbingOrder):
     ([0.4, 0.09, 0.8], ['t', 'r', 'u'])
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("factors",)
+
     def __init__(self, spec: MultiSpec) -> None:
         super().__init__(spec)
         self.factors: list[float] = []
@@ -191,15 +187,6 @@ class SelectivityOrder(ProbingOrder):
     def measure(self, edge: int, side: int) -> float:
         """The selectivity factor; before the first flush, how often rows match."""
         return self.factors[edge] if self.factors else self.matches(edge, side)
-
-    def to_state(self) -> dict[str, Any]:
-        """The counts for a snapshot."""
-        return {**super().to_state(), "factors": list(self.factors)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over a snapshot's counts."""
-        super().load(state)
-        self.factors = list(state["factors"])
 
 
 def join_sequences(spec: MultiSpec, outer: int) -> list[set[int]]:

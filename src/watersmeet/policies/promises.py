@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.saved import Saved
 
 _MASK = (1 << 64) - 1
 
@@ -36,7 +37,7 @@ class StreamSchedule(Protocol):
         ...
 
 
-class RandomSchedule:
+class RandomSchedule(Saved):
     """Either input, with even chances: both are treated alike.
 
     The numbers behind the choice are a fixed sequence of the seed's, so that a run can be repeated.
@@ -45,6 +46,8 @@ class RandomSchedule:
     >>> [schedule.choose((5, 5))[0] for _ in range(12)]
     [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_drawn",)
 
     def __init__(self, rows: int = 256, seed: int = 0) -> None:
         """`rows` are taken at a time."""
@@ -61,14 +64,6 @@ class RandomSchedule:
     def took(self, side: int, rows: int) -> None:
         """All the same."""
 
-    def to_state(self) -> Any:
-        """For a snapshot."""
-        return self._drawn
-
-    def load(self, state: Any) -> None:
-        """Take over a snapshot's state."""
-        self._drawn = state
-
 
 def _scrambled(seed: int, number: int) -> int:
     """A number of 64 bits in which nothing of the seed and the count is seen any more."""
@@ -78,7 +73,7 @@ def _scrambled(seed: int, number: int) -> int:
     return word ^ (word >> 31)
 
 
-class PrioritySchedule:
+class PrioritySchedule(Saved):
     """A portion of the preferred input, then a portion of the other, and so on.
 
     An input is taken from until it has no more rows waiting or its quota is used up; then it is the other's turn. While
@@ -91,6 +86,8 @@ class PrioritySchedule:
     >>> order
     [0, 0, 1, 1, 1, 0, 0, 1]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_used",)
 
     def __init__(self, preferred: int = 0, quotas: tuple[int, int] = (1024, 1024)) -> None:
         if len(quotas) != 2 or not all(isinstance(quota, int) and quota > 0 for quota in quotas):
@@ -115,14 +112,6 @@ class PrioritySchedule:
         self._used[side] += rows
         if self._used[side] >= self._quotas[side]:
             self._used[1 - side] = 0
-
-    def to_state(self) -> Any:
-        """For a snapshot."""
-        return list(self._used)
-
-    def load(self, state: Any) -> None:
-        """Take over a snapshot's state."""
-        self._used = list(state)
 
 
 def stream_schedule(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from watersmeet.core.arrays import Float64, Int64
 from watersmeet.core.errors import SpecError
+from watersmeet.core.saved import Saved
 
 KINDS = {"md": ("md",), "dd": ("dd",), "both": ("md", "dd")}
 
@@ -45,7 +46,7 @@ class AccessCosts:
         return np.asarray(2 * self.random * pages.sum(axis=0) * np.maximum(passes, 1), np.float64)
 
 
-class ExpectedResults:
+class ExpectedResults(Saved):
     """How many new results each task is expected to give, kept up to date by arrivals, flushes and tasks.
 
     Two rows of one partition match with a chance that is taken to be the same for all (one in the number of values of
@@ -65,6 +66,8 @@ class ExpectedResults:
     >>> expected.flushed(1, 0); expected.md.tolist(), expected.dd.tolist()
     ([[0.0], [0.0]], [12.0])
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("md", "dd")
 
     def __init__(self, partitions: int) -> None:
         self.md = np.zeros((2, partitions))
@@ -103,14 +106,6 @@ class ExpectedResults:
     def merged(self, part: int, share: float) -> None:
         """A dd-task has brought together this share of all pairs on disk."""
         self.dd[part] *= 1.0 - share
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self.md.tolist(), self.dd.tolist()]
-
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's numbers."""
-        self.md, self.dd = np.array(state[0], np.float64), np.array(state[1], np.float64)
 
 
 @dataclass(frozen=True, slots=True)

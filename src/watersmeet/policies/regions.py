@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Int64
+from watersmeet.core.saved import Saved
 
 LOWER, MIDDLE, UPPER = 0, 1, 2
 _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -28,7 +29,7 @@ class Choice:
     cleared: Int64
 
 
-class Regions:
+class Regions(Saved):
     """One input's lower, middle and upper region, and the results each has taken part in since the last flush.
 
     ```
@@ -50,6 +51,8 @@ class Regions:
     >>> regions.choose(words, np.ones(10, np.bool_), 2).leave
     array([8, 9])
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("lower", "upper", "divided", "joins", "_hand", "_known")
 
     def __init__(self) -> None:
         self.lower = _LEAST
@@ -133,17 +136,8 @@ class Regions:
             self.upper = int(words[above]) if above < len(words) else _MOST
             self.lower = min(self.lower, self.upper - 1)
 
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self.lower, self.upper, self.divided, self.joins.tolist(), self._hand, self._known]
 
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's state."""
-        self.lower, self.upper, self.divided, joins, self._hand, self._known = state
-        self.joins[:] = joins
-
-
-class AttributeRegions:
+class AttributeRegions(Saved):
     """One input's regions for each of its join attributes; results count in one region of every attribute.
 
     Counts begin anew with the first rows of another input after a flush: one that follows at once, or for more rows of
@@ -157,6 +151,8 @@ class AttributeRegions:
     >>> both.victim(words)
     1
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_last", "_flushed", "attributes")
 
     def __init__(self, attributes: int) -> None:
         self.attributes = [Regions() for _ in range(attributes)]
@@ -187,13 +183,3 @@ class AttributeRegions:
             for regions in self.attributes:
                 regions.joins[:] = 0
             self._flushed = False
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self._last, self._flushed, *(regions.to_state() for regions in self.attributes)]
-
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's state."""
-        self._last, self._flushed, *saved = state
-        for regions, each in zip(self.attributes, saved, strict=True):
-            regions.load(each)

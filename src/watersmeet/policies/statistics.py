@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Float64, Int64
+from watersmeet.core.saved import Saved
 
 UNIT = 1024
 """Rows received from both inputs together that make a unit of time."""
@@ -14,7 +15,7 @@ DECAY = 0.8
 """How much of the past a unit leaves."""
 
 
-class PartitionStatistics:
+class PartitionStatistics(Saved):
     """Arrivals by side and partition, and from them the probability of where the next row falls.
 
     The probability that the next row is of side i and partition j is P(i) P(j | i). The second factor is the share of
@@ -32,6 +33,8 @@ class PartitionStatistics:
     >>> statistics.probabilities().tolist()
     [[0.75, 0.25], [0.0, 0.0]]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("total", "_recent", "_units", "_in_unit", "_ended")
 
     def __init__(self, partitions: int, decay: float = DECAY, unit: int = UNIT) -> None:
         self.total = np.zeros((2, partitions), np.int64)
@@ -73,21 +76,3 @@ class PartitionStatistics:
         if not everything:
             return np.zeros_like(shares)
         return shares * (recent / everything)[:, None]
-
-    def to_state(self) -> dict[str, Any]:
-        """For a snapshot."""
-        return {
-            "total": self.total.tolist(),
-            "recent": self._recent.tolist(),
-            "units": self._units,
-            "in_unit": self._in_unit.tolist(),
-            "ended": list(self._ended),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over a snapshot's statistics."""
-        self.total = np.array(state["total"], np.int64)
-        self._recent = np.array(state["recent"], np.float64)
-        self._units = state["units"]
-        self._in_unit = np.array(state["in_unit"], np.int64)
-        self._ended = list(state["ended"])

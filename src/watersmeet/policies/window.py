@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Float64, Int64
+from watersmeet.core.saved import Saved
 
 
 @dataclass(slots=True)
-class ArrivalFrequency:
+class ArrivalFrequency(Saved):
     """How many rows of each input came lately: counted, and at the end of every epoch of so many rows, decayed.
 
     >>> frequency = ArrivalFrequency(epoch=100, decay=0.4)
     >>> frequency.add(0, 90); frequency.add(1, 20); frequency.counts
     [36.0, 8.0]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("counts", "since")
 
     epoch: int
     decay: float
@@ -55,12 +58,14 @@ def supplier(
 
 
 @dataclass(slots=True)
-class Train:
+class Train(Saved):
     """In which order blocks are dumped: one partition's after the other's, but none before all those have gone that
     are older than a limit.
 
     So the blocks of a partition lie together on disk, and yet old blocks do not wait there behind young ones.
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("limit", "part")
 
     length: int
     """How many blocks' ages may be mixed."""
@@ -116,7 +121,7 @@ def tail_blocks(memory: int, disk: int, together: int, probe: float, access: flo
     return min(range(1, max(2, memory // 2)), key=cost)
 
 
-class PartitionFrequency:
+class PartitionFrequency(Saved):
     """How many rows fell into each partition of each side lately: at the end of an epoch of so many rows, what was
     counted so far keeps a share of its weight.
 
@@ -124,6 +129,8 @@ class PartitionFrequency:
     >>> frequency.add(0, np.array([6, 2])); frequency.add(1, np.array([0, 5])); frequency.counts.round(1).tolist()
     [[2.4, 0.8], [0.0, 2.0]]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("counts", "_since")
 
     def __init__(self, partitions: int, epoch: int, decay: float) -> None:
         self.counts = np.zeros((2, partitions))
@@ -138,14 +145,6 @@ class PartitionFrequency:
         if self._since >= self._epoch:
             self._since = 0
             self.counts *= self._decay
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self.counts.tolist(), self._since]
-
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's counts."""
-        self.counts, self._since = np.array(state[0], np.float64), state[1]
 
 
 def rarely_met(

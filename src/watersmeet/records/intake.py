@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
+from watersmeet.core.saved import Saved
 from watersmeet.records.types import put_together
 
 _SMALL = 1024
@@ -132,7 +134,7 @@ class Intake:
         return [*self._resumed, *(Received(batch) for batch in self._batches)]
 
 
-class Order:
+class Order(Saved):
     """Which inputs' rows were received one after the other, those of all inputs together.
 
     >>> order, intakes = Order(), (Intake(1 << 20), Intake(1 << 20))
@@ -146,6 +148,8 @@ class Order:
     1 [0 1 2]
     0 [2]
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_runs",)
 
     def __init__(self) -> None:
         self._runs: deque[list[int]] = deque()
@@ -199,11 +203,3 @@ class Order:
         if not run[1]:
             self._runs.popleft()
         return run[0], batch, numbers
-
-    def to_state(self) -> list[list[int]]:
-        """For a snapshot."""
-        return [list(run) for run in self._runs]
-
-    def load(self, state: list[list[int]]) -> None:
-        """Go on where a snapshot was taken."""
-        self._runs = deque(list(run) for run in state)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from watersmeet.core.saved import Saved
 from watersmeet.records.columns import gathered
 from watersmeet.runs.catalogue import DiskSide, Run
 from watersmeet.runs.page import Page, page_schema
@@ -111,12 +112,14 @@ class RunCursor:
         return self._disk.read_page(self._part, self.run, number)
 
 
-class RunWriter:
+class RunWriter(Saved):
     """A merged run in the making.
 
     Its pages go to one segment, or to several: `seal` ends a segment so that all rows added so far are safely stored,
     and the next row begins another.
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_sealed", "_ends")
 
     def __init__(
         self, store: Store, disk: DiskSide, part: int, tick: int, types: Sequence[pa.DataType], page_bytes: int
@@ -176,14 +179,6 @@ class RunWriter:
     def segments(self) -> list[str]:
         """The names of the sealed segments."""
         return [self._disk.merged_segment(self._part, self._tick, number) for number in range(len(self._sealed))]
-
-    def to_state(self) -> list[Any]:
-        """A sealed writer, for a snapshot."""
-        return [list(self._sealed), list(self._ends)]
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Take over a snapshot's writer."""
-        self._sealed, self._ends = (list(numbers) for numbers in state)
 
 
 def put_in_order(pages: Sequence[Page]) -> Page:

@@ -129,6 +129,7 @@ class AsofJoin(RoomFirst, Operator):
     [{'sym': 'a', 't': 5, 't_right': 4}]
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("newest", "late", "left", "right", "_settled", "_dirty", "_since", "full")
     name: ClassVar[str] = "asof"
     partitioned: ClassVar[bool] = False
     settles_in_silence: ClassVar[bool] = True
@@ -680,21 +681,13 @@ class AsofJoin(RoomFirst, Operator):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return [*self.left.names, *self.right.names], {
-            "newest": list(self.newest),
-            "late": list(self.late),
-            "left": self.left.to_state(),
-            "right": self.right.to_state(),
-            "known": [self._settled, self._dirty, self._since],
-            "full": self.full,
+            **self.declared_state(),
             "written": self.disk.written,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.newest, self.late = list(state["newest"]), list(state["late"])
-        self.left.load(state["left"])
-        self.right.load(state["right"])
-        self._settled, self._dirty, self._since = state["known"]
-        self.full, self.disk.written = state["full"], state["written"]
+        super()._load_own(state)
+        self.disk.written = state["written"]
 
     def _load_rows(self, snapshot: Any) -> None:
         super()._load_rows(snapshot)

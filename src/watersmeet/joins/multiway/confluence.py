@@ -113,6 +113,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     """
 
     name: ClassVar[str] = "confluence"
+    SAVED: ClassVar[tuple[str, ...]] = ("settled", "full", "_idle_share", "expiry")
     preserves: ClassVar[bool] = True
     settles_windows: ClassVar[bool] = True
     tables: tuple[ManyMemtable, ...]  # type: ignore[assignment]
@@ -504,24 +505,18 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         aside = self.settling if self.settling is not self._task else None
         waiting = self.combinations.waiting if self._task is None else 0  # it has just given way
         return {
+            **self.declared_state(),
             "matched": None if self.preserved is None else self.preserved.saved,
-            "expiry": None if self.expiry is None else self.expiry.to_state(),
             "epoch": self.flushing.epoch,
-            "settled": list(self.settled),
             "settling": None if aside is None else aside.state(waiting),
-            "full": self.full,
             "written": self.flushing.written,
-            "idle_share": self._idle_share,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.settled = list(state["settled"])
+        super()._load_own(state)
         self.flushing.epoch, self.flushing.written = state["epoch"], state["written"]
-        self.full, self._idle_share = state["full"], state["idle_share"]
         if self.preserved is not None:
             self.preserved.load(state["matched"])
-        if self.expiry is not None:
-            self.expiry.load(state["expiry"])
         self.flushing.count()
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:

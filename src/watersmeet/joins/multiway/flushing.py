@@ -5,13 +5,14 @@ by partitions that a policy chooses, as runs (MJoin, with windows and without).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Int64
 from watersmeet.core.errors import SpecError
 from watersmeet.core.multi_spec import MultiSpec
+from watersmeet.core.saved import Saved
 from watersmeet.core.windows import NOWHERE
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.multiway import MultiwayJoin
@@ -197,8 +198,10 @@ class Flushing:
         assert all(each.epoch < self.epoch for disk in disks for each in disk.sets)
 
 
-class Overflow:
+class Overflow(Saved):
     """What has left memory, by input and partition, and what is next to."""
+
+    SAVED: ClassVar[tuple[str, ...]] = ("rows",)
 
     def __init__(self, join: MultiwayJoin, flush: str) -> None:
         """`flush` names the policy."""
@@ -225,15 +228,6 @@ class Overflow:
         """A run of rows with these hashes is forgotten."""
         parts = self._join.tables[number].parts_of(hashes)
         self.rows[number] -= np.bincount(parts, minlength=self.rows.shape[1])
-
-    def to_state(self) -> list[list[int]]:
-        """For a snapshot."""
-        rows: list[list[int]] = self.rows.tolist()
-        return rows
-
-    def load(self, state: list[list[int]]) -> None:
-        """Go on where a snapshot was taken."""
-        self.rows = np.array(state, np.int64)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -64,6 +64,7 @@ class MJoin(MultiwayJoin):
        Information Sources, VLDB 2003.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("overflow", "ledger", "_visited", "_pass_began", "_cleaning")
     name: ClassVar[str] = "mjoin"
 
     def __init__(
@@ -168,21 +169,6 @@ class MJoin(MultiwayJoin):
         super().check()
         self.ledger.check(self.clock, [disk.rows for disk in self.disks])
         self.overflow.check()
-
-    def _own_state(self) -> dict[str, Any]:
-        return {
-            "spilled": self.overflow.to_state(),
-            "visits": self.ledger.to_state(),
-            "visited": list(self._visited),
-            "pass_began": list(self._pass_began),
-            "cleaning": list(self._cleaning),
-        }
-
-    def _load_own(self, state: dict[str, Any]) -> None:
-        self.overflow.load(state["spilled"])
-        self.ledger.load(state["visits"])
-        self._visited, self._pass_began = list(state["visited"]), list(state["pass_began"])
-        self._cleaning = (state["cleaning"][0], state["cleaning"][1])
 
     def _load_task(self, state: dict[str, Any]) -> DrivenTask:
         if state["kind"] == "visit" and not self.ledger.try_reserve():

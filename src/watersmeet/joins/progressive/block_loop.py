@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32
 from watersmeet.core.errors import BudgetError
+from watersmeet.core.saved import Saved
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
 from watersmeet.matching.loop_counters import LoopCounters
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _BLOCKS_LEFT_FREE = 3
 
 
-class Loop(LoopCounters):
+class Loop(Saved, LoopCounters):
     """The counters of blocks, and one for the inner blocks that those at hand have met.
 
     ```
@@ -43,6 +44,8 @@ class Loop(LoopCounters):
                   :                   :
     ```
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("outer", "joined", "current", "loaded", "_met")
 
     def __init__(self, disks: Sequence[SortedBlocks]) -> None:
         super().__init__(lambda: [len(disk) for disk in disks])
@@ -72,15 +75,6 @@ class Loop(LoopCounters):
         table.trim(table.nbytes)
         self.in_memory = None
         return True
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self.outer, list(self.joined), self.current, self.loaded, self._met]
-
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's state."""
-        self.outer, joined, self.current, self.loaded, self._met = state
-        self.joined = list(joined)
 
     def check(self) -> None:
         """Assert that the counters tell what has met, and those at hand have met fewer inner blocks than there are."""

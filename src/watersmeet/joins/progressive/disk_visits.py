@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from watersmeet.core.arrays import Bool, Int32, Int64
+from watersmeet.core.saved import Saved
 from watersmeet.joins.progressive.spilling import SpillingJoin
 from watersmeet.matching.found_pairs import Between
 from watersmeet.matching.lookup import Lookup
@@ -59,8 +60,10 @@ class PageLookups:
         return 0 if self.lookup is None else self.lookup.probe.next
 
 
-class Visits:
+class Visits(Saved):
     """Which memory partitions have visited the other side's disk, and where the next visit goes on."""
+
+    SAVED: ClassVar[tuple[str, ...]] = ("_visited_at", "_resume_at", "_arrived")
 
     def __init__(self, join: SpillingJoin) -> None:
         partitions = join.sizing.layout.partitions
@@ -135,14 +138,6 @@ class Visits:
         self.may_begin(visit.side, visit.part)
         visit.go_to(state)
         return visit
-
-    def to_state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self._visited_at.tolist(), self._resume_at.tolist(), self._arrived.tolist()]
-
-    def load(self, state: list[Any]) -> None:
-        """Take over a snapshot's state."""
-        self._visited_at, self._resume_at, self._arrived = (np.array(saved, np.int64) for saved in state)
 
 
 class Visit:

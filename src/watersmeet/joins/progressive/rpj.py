@@ -73,6 +73,7 @@ class RPJ(SpillingJoin):
        streams through rate-based optimization. SIGMOD 2005.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("_visits", "expected")
     name: ClassVar[str] = "rpj"
     sorted_runs: ClassVar[bool] = True
 
@@ -196,15 +197,6 @@ class RPJ(SpillingJoin):
         assert (self.expected.md >= 0).all() and (self.expected.dd >= 0).all()
         for side, table in enumerate(self.tables):
             assert not self.expected.md[side][table.part_rows == 0].any(), "nothing is expected of empty memory"
-
-    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        segments, state = super()._own_state()
-        return segments, {**state, "visits": self._visits.to_state(), "expected": self.expected.to_state()}
-
-    def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
-        self._visits.load(state["visits"])
-        self.expected.load(state["expected"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:
         return self._visits.resumed(state) if state["kind"] == "visit" else super()._load_task(state)

@@ -78,6 +78,7 @@ class Stages(Protocol):
 class SpillingJoin(Operator):
     """A progressive join whose partitions have a part in memory and runs on disk."""
 
+    SAVED: ClassVar[tuple[str, ...]] = ("disks", "ledger", "statistics", "left_at")
     sorted_runs: ClassVar[bool] = False
     """Whether the rows of a run are written in the order of their hashes, so that runs can be merged."""
     stages: Stages
@@ -262,19 +263,12 @@ class SpillingJoin(Operator):
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         segments, stages = self.stages.to_state(self._task)
         return [*(name for disk in self.disks for name in disk.segments()), *segments], {
-            "disks": [disk.to_state() for disk in self.disks],
-            "ledger": self.ledger.to_state(),
-            "statistics": self.statistics.to_state(),
-            "left_at": self.left_at.tolist(),
+            **self.declared_state(),
             "stages": stages,
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        for disk, saved in zip(self.disks, state["disks"], strict=True):
-            disk.load(saved)
-        self.ledger.load(state["ledger"])
-        self.statistics.load(state["statistics"])
-        self.left_at = np.array(state["left_at"], np.int64)
+        super()._load_own(state)
         self.stages.load(state["stages"])
 
     def _load_task(self, state: dict[str, Any]) -> Task:

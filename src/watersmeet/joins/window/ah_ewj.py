@@ -96,6 +96,7 @@ class AHEWJ(ExactWindowJoin):
        2010, chapter 5.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("frequency", "_trains", "_since_update", "_usual")
     name: ClassVar[str] = "ah_ewj"
     paths: ClassVar[tuple[str, ...]] = (
         "dumps", "scans", "evicted blocks", "expired segments", "blocks made frequent", "blocks no longer frequent"
@@ -178,20 +179,3 @@ class AHEWJ(ExactWindowJoin):
         self._since_update[side] = 0
         self.copies.let_fade(1 - side, self.shares.decay)
         return True
-
-    def _own_state(self) -> tuple[list[str], dict[str, Any]]:
-        segments, state = super()._own_state()
-        state["adapted"] = {
-            "counts": self.frequency.counts, "since": self.frequency.since, "updates": self._since_update,
-            "usual": self._usual,
-            "trains": [[train.limit, train.part] for train in self._trains],
-        }  # fmt: skip
-        return segments, state
-
-    def _load_own(self, state: dict[str, Any]) -> None:
-        super()._load_own(state)
-        adapted = state["adapted"]
-        self.frequency.counts, self.frequency.since = list(adapted["counts"]), adapted["since"]
-        self._since_update, self._usual = list(adapted["updates"]), list(adapted["usual"])
-        for train, (limit, part) in zip(self._trains, adapted["trains"], strict=True):
-            train.limit, train.part = limit, part

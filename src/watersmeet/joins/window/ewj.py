@@ -78,6 +78,7 @@ class EWJ(ExactWindowJoin):
        2010, chapter 3.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("_since_update",)
     name: ClassVar[str] = "ewj"
     partitioned: ClassVar[bool] = False
     paths: ClassVar[tuple[str, ...]] = (
@@ -207,11 +208,10 @@ class EWJ(ExactWindowJoin):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         segments, state = super()._own_state()
-        state["updates"], state["tails"] = list(self._since_update), [tail.capacity for tail in self.tails]
+        state["tails"] = [tail.capacity for tail in self.tails]
         return segments, state
 
     def _load_own(self, state: dict[str, Any]) -> None:
         for tail, capacity in zip(self.tails, state["tails"], strict=True):
             tail.capacity = capacity
         super()._load_own(state)
-        self._since_update = list(state["updates"])

@@ -49,6 +49,7 @@ _PARTITIONS = 8
 class ExactWindowJoin(Operator):
     """A window join that scans the disk for many rows at once. What a paper decides comes first below."""
 
+    SAVED: ClassVar[tuple[str, ...]] = ("probed", "last_kept")
     windowed: ClassVar[bool] = True
     takes_punctuations: bool = True
     tables: tuple[WindowTable, ...]
@@ -342,19 +343,18 @@ class ExactWindowJoin(Operator):
 
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return [name for disk in self.disks for name in disk.segments()], {
+            **self.declared_state(),
             "disks": [disk.to_state() for disk in self.disks],
             "encounters": [each.to_state() for each in self.encounters],
             "copies": self.copies.to_state(),
-            "probed": list(self.probed),
             "dumped": self.dumps.dumped.tolist(),
-            "last_kept": list(self.last_kept),
             "most_books": self.books.most,
             "aside": [None if scan is None else scan.to_state() for scan in self._aside],
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.dumps.use_spare()
-        self.probed, self.last_kept = list(state["probed"]), list(state["last_kept"])
+        super()._load_own(state)
         self.dumps.dumped = np.array(state["dumped"], np.int64)
         self.books.most = state["most_books"]
         for side, disk in enumerate(self.disks):

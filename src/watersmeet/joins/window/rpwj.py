@@ -109,6 +109,7 @@ class RPWJ(Operator):
     """
 
     name: ClassVar[str] = "rpwj"
+    SAVED: ClassVar[tuple[str, ...]] = ("frequency", "expected", "_invalidated", "_most_books", "_last_reactive")
     windowed: ClassVar[bool] = True
     takes_punctuations: bool = True
     settles_in_silence: ClassVar[bool] = False
@@ -351,22 +352,15 @@ class RPWJ(Operator):
     def _own_state(self) -> tuple[list[str], dict[str, Any]]:
         return self.spilled.segments, {
             **self.spilled.to_state(),
-            "frequency": self.frequency.to_state(),
-            "expected": self.expected.to_state(),
+            **self.declared_state(),
             "in_blocks": self._granularity.in_blocks,
-            "invalidated": list(self._invalidated),
-            "most_books": self._most_books,
-            "last_reactive": self._last_reactive,
             "aside": None if self._aside is None else self._aside.to_state(),
         }
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.spilled.load(state)
-        self.frequency.load(state["frequency"])
-        self.expected.load(state["expected"])
+        super()._load_own(state)
         self._granularity.in_blocks = state["in_blocks"]
-        self._invalidated, self._last_reactive = list(state["invalidated"]), state["last_reactive"]
-        self._most_books = state["most_books"]
 
     def _load_tasks(self, state: dict[str, Any], waiting: list[list[Received]]) -> None:
         if state["aside"] is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class WindowedMJoin(MultiwayJoin):
        Information Sources, VLDB 2003, section 3.4.
     """
 
+    SAVED: ClassVar[tuple[str, ...]] = ("overflow", "_latest", "_new_rows")
     name: ClassVar[str] = "mjoin"
     windowed: ClassVar[bool] = True
 
@@ -192,15 +193,3 @@ class WindowedMJoin(MultiwayJoin):
         super().check()
         self.overflow.check()
         assert [len(latest) for latest in self._latest] == [len(disk.runs) for disk in self.disks]
-
-    def _own_state(self) -> dict[str, Any]:
-        return {
-            "spilled": self.overflow.to_state(),
-            "latest": [[list(run) for run in runs] for runs in self._latest],
-            "new_rows": self._new_rows,
-        }
-
-    def _load_own(self, state: dict[str, Any]) -> None:
-        self.overflow.load(state["spilled"])
-        self._latest = [[list(run) for run in runs] for runs in state["latest"]]
-        self._new_rows = state["new_rows"]
