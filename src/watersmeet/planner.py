@@ -62,17 +62,54 @@ class Registry(Mapping[str, type[Join]], Generic[Join]):
         return name in self._homes
 
 
-ALGORITHMS: Mapping[str, type[Operator]] = Registry({
-    "confluence": "confluence:Confluence",
-    "diner": "progressive.diner:Diner",
-    "hmj": "progressive.hmj:HMJ",
-    "metadata_mjoin": "progressive.metadata_mjoin:MetadataMJoin",
-    "pmj": "progressive.pmj:PMJ",
-    "rpj": "progressive.rpj:RPJ",
-    "symmetric_hash": "progressive.symmetric_hash:SymmetricHash",
-    "xjoin": "progressive.xjoin:XJoin",
-})  # fmt: skip
-"""Every operator by its name; being listed here puts it through the conformance suite."""
+OPERATORS: Mapping[str, Registry[Any]] = {
+    "join": Registry({
+        "confluence": "confluence:Confluence",
+        "diner": "progressive.diner:Diner",
+        "hmj": "progressive.hmj:HMJ",
+        "metadata_mjoin": "progressive.metadata_mjoin:MetadataMJoin",
+        "pmj": "progressive.pmj:PMJ",
+        "rpj": "progressive.rpj:RPJ",
+        "symmetric_hash": "progressive.symmetric_hash:SymmetricHash",
+        "xjoin": "progressive.xjoin:XJoin",
+    }),
+    "window_join": Registry({
+        "ah_ewj": "window.ah_ewj:AHEWJ",
+        "ewj": "window.ewj:EWJ",
+        "rpwj": "window.rpwj:RPWJ",
+        "symmetric_window": "window.symmetric_window:SymmetricWindow",
+        "confluence": "window.confluence:WindowConfluence",
+    }),
+    "multijoin": Registry({
+        "confluence": "multiway.confluence:ManyConfluence",
+        "miner": "multiway.miner:Miner",
+        "mjoin": "multiway.mjoin:MJoin",
+        "tree": "multiway.tree:JoinTree",
+    }),
+    "multijoin by windows": Registry({
+        "confluence": "multiway.confluence:ManyConfluence",
+        "mjoin": "window.windowed_mjoin:WindowedMJoin",
+    }),
+    "lookup_join": Registry({
+        "index_nested_loop": "lookup.index_nested_loop:IndexNestedLoop",
+        "meshjoin": "lookup.meshjoin:MeshJoin",
+        "partitioned": "lookup.partitioned:Partitioned",
+    }),
+    "asof_join": Registry({"asof": "asof.join:AsofJoin"}),
+}  # fmt: skip
+"""Every operator, by what it does and by its name; being listed here puts it through the conformance suite for that."""
+ALGORITHMS: Mapping[str, type[Operator]] = OPERATORS["join"]
+WINDOW_ALGORITHMS: Mapping[str, type[Operator]] = OPERATORS["window_join"]
+MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = OPERATORS["multijoin"]
+WINDOWED_MULTIWAY: Mapping[str, type[ManyConfluence] | type[WindowedMJoin]] = OPERATORS["multijoin by windows"]
+LOOKUPS: Mapping[str, type[LookupJoin]] = OPERATORS["lookup_join"]
+ASOF: Mapping[str, type[AsofJoin]] = OPERATORS["asof_join"]
+
+
+def _refuse_unlisted(algorithm: str, kinds: Mapping[str, type[Any]]) -> None:
+    """An error if there is none of this name."""
+    if algorithm not in ("auto", *kinds):
+        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(kinds))}")
 
 
 def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[Operator], str]:
@@ -89,8 +126,7 @@ def choose(spec: JoinSpec, algorithm: str = "auto") -> tuple[type[Operator], str
         algorithm, reason = "confluence", "rows that have left memory are met while others still arrive"
         if spec.foretells:
             reason = "what the inputs promise tells when rows without a partner can come"
-    if algorithm not in ALGORITHMS:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(ALGORITHMS))}")
+    _refuse_unlisted(algorithm, ALGORITHMS)
     return ALGORITHMS[algorithm], reason
 
 
@@ -143,18 +179,6 @@ def build_for_threads(
 
 
 ManyJoin: TypeAlias = "ManyConfluence | MJoin | JoinTree | Miner | WindowedMJoin"
-MULTIWAY: Mapping[str, type[ManyConfluence] | type[MJoin] | type[JoinTree] | type[Miner]] = Registry({
-    "confluence": "multiway.confluence:ManyConfluence",
-    "miner": "multiway.miner:Miner",
-    "mjoin": "multiway.mjoin:MJoin",
-    "tree": "multiway.tree:JoinTree",
-})  # fmt: skip
-"""Every operator of several inputs by its name; being listed here puts it through the conformance suite, too."""
-WINDOWED_MULTIWAY: Mapping[str, type[ManyConfluence] | type[WindowedMJoin]] = Registry({
-    "confluence": "multiway.confluence:ManyConfluence",
-    "mjoin": "window.windowed_mjoin:WindowedMJoin",
-})  # fmt: skip
-"""Those that join by windows; they go through a conformance suite of their own."""
 
 
 def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = "auto", **options: Any) -> ManyJoin:
@@ -214,8 +238,7 @@ def least_for_multiway(spec: MultiSpec, algorithm: str = "auto") -> int:
 
 
 def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
-    if algorithm != "auto" and algorithm not in MULTIWAY:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(MULTIWAY))}")
+    _refuse_unlisted(algorithm, MULTIWAY)
     if spec.window is not None and algorithm not in ("auto", *WINDOWED_MULTIWAY):
         raise SpecError(f"{algorithm} knows no windows; choose algorithm='confluence' or 'mjoin', or leave window out")
     if spec.preserved is None:
@@ -228,14 +251,6 @@ def _check_multiway(spec: MultiSpec, algorithm: str) -> None:
         )
     if algorithm not in ("auto", "confluence"):
         refuse_kind(KINDS["left"], algorithm, ("inner",))
-
-
-LOOKUPS: Mapping[str, type[LookupJoin]] = Registry({
-    "index_nested_loop": "lookup.index_nested_loop:IndexNestedLoop",
-    "meshjoin": "lookup.meshjoin:MeshJoin",
-    "partitioned": "lookup.partitioned:Partitioned",
-})  # fmt: skip
-"""Every join of a stream with a relation by its name; being listed here puts it through the conformance suite, too."""
 
 
 def build_lookup(
@@ -279,13 +294,8 @@ def least_for_lookup(spec: LookupSpec | ChainSpec, relations: Sequence[RelationR
 
 
 def _lookup_kind(algorithm: str) -> type[LookupJoin]:
-    if algorithm != "auto" and algorithm not in LOOKUPS:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(LOOKUPS))}")
+    _refuse_unlisted(algorithm, LOOKUPS)
     return LOOKUPS["partitioned" if algorithm == "auto" else algorithm]
-
-
-ASOF: Mapping[str, type[AsofJoin]] = Registry({"asof": "asof.join:AsofJoin"})
-"""The as-of join by its name; it goes through a conformance suite of its own."""
 
 
 def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> AsofJoin:
@@ -297,15 +307,6 @@ def build_asof(spec: AsofSpec, memory: int, store: Store, **options: Any) -> Aso
 
 ASOF_REASON = "right rows are kept in the order of key and time, and each left row waits until they have passed it"
 
-WINDOW_ALGORITHMS: Mapping[str, type[Operator]] = Registry({
-    "ah_ewj": "window.ah_ewj:AHEWJ",
-    "ewj": "window.ewj:EWJ",
-    "rpwj": "window.rpwj:RPWJ",
-    "symmetric_window": "window.symmetric_window:SymmetricWindow",
-    "confluence": "window.confluence:WindowConfluence",
-})  # fmt: skip
-"""Every window join by its name; being listed here puts it through the conformance suite for windows."""
-
 
 def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") -> tuple[type[Operator], str]:
     """The class of the operator for a window join, and why it is that one.
@@ -316,8 +317,7 @@ def choose_window(spec: WindowJoinSpec, memory: int, algorithm: str = "auto") ->
     reason = "asked for by name"
     if algorithm == "auto":
         algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
-    if algorithm not in WINDOW_ALGORITHMS:
-        raise SpecError(f"there is no algorithm {algorithm!r}; there are auto, {', '.join(sorted(WINDOW_ALGORITHMS))}")
+    _refuse_unlisted(algorithm, WINDOW_ALGORITHMS)
     WINDOW_ALGORITHMS[algorithm].refuse_unfit(spec)
     return WINDOW_ALGORITHMS[algorithm], reason
 

@@ -16,7 +16,7 @@ from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.joins.confluence import Confluence
 from watersmeet.joins.progressive.symmetric_hash import SymmetricHash
 from watersmeet.joins.progressive.xjoin import XJoin
-from watersmeet.planner import ALGORITHMS, LOOKUPS, MULTIWAY, WINDOW_ALGORITHMS, WINDOWED_MULTIWAY, build
+from watersmeet.planner import ALGORITHMS, OPERATORS, build
 from watersmeet.policies.flush import FlushLargest
 from watersmeet.spill import MemoryStore
 
@@ -62,9 +62,7 @@ def test_wider_rows_need_more() -> None:
     assert XJoin.least_memory(JoinSpec(wide, wide, parse_on("id"))) > XJoin.least_memory(SPEC)
 
 
-@pytest.mark.parametrize(
-    "registry", [ALGORITHMS, LOOKUPS, MULTIWAY, WINDOWED_MULTIWAY, WINDOW_ALGORITHMS], ids=lambda each: next(iter(each))
-)
+@pytest.mark.parametrize("registry", OPERATORS.values(), ids=list(OPERATORS))
 def test_every_listed_operator_has_the_name_that_it_is_listed_by(registry: Mapping[str, Any]) -> None:
     assert {name: kind.name for name, kind in registry.items()} == {name: name for name in registry}
     assert all(name in registry for name in registry) and "bogo" not in registry

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import pyarrow as pa
 import pytest
 
-from watersmeet import planner
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.engine.phases import LATER, NEXT, Phase, diagram, phase_of
 from watersmeet.joins.progressive.xjoin import XJoin
+from watersmeet.planner import OPERATORS
 from watersmeet.spill.store import MemoryStore
-
-REGISTRIES = (
-    planner.ALGORITHMS, planner.MULTIWAY, planner.WINDOWED_MULTIWAY, planner.WINDOW_ALGORITHMS, planner.LOOKUPS,
-    planner.ASOF,
-)  # fmt: skip
 
 
 def depth(kind: type) -> int:
@@ -25,7 +18,7 @@ def depth(kind: type) -> int:
     return ours + max((depth(base) for base in kind.__bases__), default=0)
 
 
-@pytest.mark.parametrize("kind", list(chain.from_iterable(map(dict.values, map(dict, REGISTRIES)))))
+@pytest.mark.parametrize("kind", [kind for listed in OPERATORS.values() for kind in listed.values()])
 def test_an_operator_is_a_shell_at_most_one_layer_and_a_paper(kind: type) -> None:
     assert depth(kind) <= 3
 
