@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -17,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, moves_of, random_fuel
-from watersmeet.checks.conformance import check_determinism, check_refusals, check_snapshot, events_of
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.oracle.windows import reference_window_combinations
-from watersmeet.checks.run import CaseReport, ConformanceError, run_case
-from watersmeet.checks.windows import random_ticks, time_columns
+from watersmeet.checks.run import ConformanceError, run_case
+from watersmeet.checks.windows import WindowSummary, conform_timed, random_ticks, time_columns
 from watersmeet.core.many_windows import ManyWindows
 from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import Output
@@ -106,55 +104,7 @@ def check_multi_window_metamorphic(operator_class: type[Any], case: MultiWindowC
             raise ConformanceError(f"{operator_class.__name__}: {change} changed the results of\n{case}")
 
 
-@dataclass(frozen=True, slots=True)
-class MultiWindowSummary:
-    """How many cases there were, and which paths they took."""
-
-    cases: int
-    spilled: int
-    read: int
-    """How many looked something up on disk."""
-    restored: int
-    results: int
-    late: int
-    events: tuple[tuple[str, int], ...]
-    """What the operators say they did, and in how many cases."""
-    kinds: tuple[tuple[str, int], ...]
-
-    def __str__(self) -> str:
-        events = ", ".join(f"{count} {name}" for name, count in self.events)
-        return (
-            f"{self.cases} cases, {self.results} results: {self.spilled} spilled, {self.read} read that again, "
-            f"{self.restored} were restored, {self.late} had late rows; cases with {events}"
-        )
-
-
-def conform_multi_windows(
-    operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any
-) -> MultiWindowSummary:
+def conform_multi_windows(operator_class: type[Any], cases: int = 500, seed: int = 0, **options: Any) -> WindowSummary:
     """Put a join of several inputs by windows through so many cases; the first that fails is a `ConformanceError`."""
-    reports: list[CaseReport] = []
-    for number in range(seed, seed + cases):
-        case = make_multi_window_case(number, operator_class, **options)
-        match number % 20:
-            case 0:
-                check_refusals(operator_class, case, **options)
-                reports.append(check_determinism(operator_class, case, **options))
-            case 5 | 10 | 15:
-                reports.append(check_snapshot(operator_class, case, **options))
-            case 7:
-                check_multi_window_metamorphic(operator_class, case, **options)
-                reports.append(run_case(operator_class, case, **options))
-            case _:
-                reports.append(run_case(operator_class, case, **options))
-    kinds = Counter(kind for report in reports for kind in set(report.case.kinds))
-    return MultiWindowSummary(
-        cases=len(reports),
-        spilled=sum(report.spilled for report in reports),
-        read=sum(report.cost.pages_read > 0 for report in reports),
-        restored=sum(report.restored > 0 for report in reports),
-        results=sum(report.results for report in reports),
-        late=sum(report.late for report in reports),
-        events=events_of(reports),
-        kinds=tuple(sorted(kinds.items())),
-    )
+    numbers = range(seed, seed + cases)
+    return conform_timed(operator_class, numbers, make_multi_window_case, check_multi_window_metamorphic, **options)

@@ -345,9 +345,13 @@ class WindowSummary:
 
     cases: int
     spilled: int
+    read: int
+    """How many read something from disk."""
     reactive: int
     cleaned_up: int
     restored: int
+    late: int
+    """How many had rows that came too late."""
     results: int
     events: tuple[tuple[str, int], ...]
     """What the operators say they did, and in how many cases: dumps, probes, expired blocks and the like."""
@@ -360,9 +364,11 @@ class WindowSummary:
         return cls(
             cases=len(reports),
             spilled=sum(report.spilled for report in reports),
+            read=sum(report.cost.pages_read > 0 for report in reports),
             reactive=sum(report.reactive for report in reports),
             cleaned_up=sum(report.cleaned_up for report in reports),
             restored=sum(report.restored > 0 for report in reports),
+            late=sum(report.late for report in reports),
             results=sum(report.results for report in reports),
             events=events_of(reports),
             kinds=tuple(sorted(kinds.items())),
@@ -371,8 +377,9 @@ class WindowSummary:
     def __str__(self) -> str:
         events = ", ".join(f"{count} {name}" for name, count in self.events)
         return (
-            f"{self.cases} cases, {self.results} results: {self.spilled} spilled, {self.reactive} worked in silences, "
-            f"{self.cleaned_up} cleaned up, {self.restored} were restored; cases with {events}"
+            f"{self.cases} cases, {self.results} results: {self.spilled} spilled, {self.read} read that again, "
+            f"{self.reactive} worked in silences, {self.cleaned_up} cleaned up, {self.restored} were restored, "
+            f"{self.late} had late rows; cases with {events}"
         )
 
 

@@ -31,7 +31,7 @@ from watersmeet.matching.sorted_lookup import Meeting
 from watersmeet.records.plan import BatchRows
 from watersmeet.runs.catalogue import DiskSide, Run
 from watersmeet.runs.page import Page
-from watersmeet.runs.sort import RunCursor, RunWriter, put_in_order
+from watersmeet.runs.sort import MergedRunWriter, RunCursor, put_in_order
 
 
 def group_to_merge(
@@ -145,7 +145,7 @@ class Merge:
         ledger: Ledger,
         part: int,
         groups: tuple[Group, Group],
-        writers: tuple[RunWriter | None, RunWriter | None],
+        writers: tuple[MergedRunWriter | None, MergedRunWriter | None],
         meter: Meter,
         window_bytes: int,
         meeting: Meeting,

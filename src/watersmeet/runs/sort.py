@@ -112,7 +112,7 @@ class RunCursor:
         return self._disk.read_page(self._part, self.run, number)
 
 
-class RunWriter(Saved):
+class MergedRunWriter(Saved):
     """A merged run in the making.
 
     Its pages go to one segment, or to several: `seal` ends a segment so that all rows added so far are safely stored,

@@ -25,7 +25,7 @@ from watersmeet.records.plan import RowPlan
 from watersmeet.runs.catalogue import DiskSide, Run
 from watersmeet.runs.page import page_schema
 from watersmeet.runs.presence import FOREVER, Stay, Stretch
-from watersmeet.runs.sort import RunWriter
+from watersmeet.runs.sort import MergedRunWriter
 from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.hash_table import Layout, SideTable
 
@@ -96,11 +96,11 @@ class Bench:
     def merge(self, fan_in: int) -> Merge:
         self.tick += 1
         groups = []
-        writers: list[RunWriter | None] = []
+        writers: list[MergedRunWriter | None] = []
         for disk, plan in zip(self.disks, self.plans, strict=True):
             first, count = group_to_merge(disk.levels(0), fan_in)
             groups.append(Group(first, tuple(disk.runs(0)[first : first + count])))
-            writer = RunWriter(self.store, disk, 0, self.tick, plan.types, self.page_bytes)
+            writer = MergedRunWriter(self.store, disk, 0, self.tick, plan.types, self.page_bytes)
             writers.append(writer if count > 1 else None)
         assert self.ledger.try_reserve_merge()
         parts = (groups[0], groups[1]), (writers[0], writers[1])

@@ -17,7 +17,7 @@ from watersmeet.matching.merge import Group, Merge, group_to_merge
 from watersmeet.matching.sorted_lookup import Meeting, SameHash
 from watersmeet.memory import format_bytes
 from watersmeet.runs.catalogue import DiskSide, Run
-from watersmeet.runs.sort import RunWriter
+from watersmeet.runs.sort import MergedRunWriter
 
 if TYPE_CHECKING:
     from watersmeet.joins.progressive.spilling import SpillingJoin
@@ -155,7 +155,7 @@ class Merges:
         writers = [
             None
             if last or len(group.runs) == 1
-            else RunWriter(join.store, disk, part, tick, plan.types, join.sizing.page_bytes)
+            else MergedRunWriter(join.store, disk, part, tick, plan.types, join.sizing.page_bytes)
             for disk, group, plan in zip(join.disks, (left, right), join.plans, strict=True)
         ]
         out = (writers[0], writers[1])
