@@ -15,8 +15,8 @@ import pytest
 from watersmeet.checks import ConformanceError, make_case, run_case
 from watersmeet.checks.cases import Case
 from watersmeet.joins.confluence import Confluence, workspace
+from watersmeet.matching.reading import HashWindow
 from watersmeet.policies.settling import Settling
-from watersmeet.runs.hash_window import HashWindow
 from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.spill.file_store import FileStore
 

@@ -27,7 +27,7 @@ from spark.window_oracle import (
     rows_in_all,
 )
 from watersmeet.checks.canonical import canonical_rows
-from watersmeet.checks.oracle.asof import reference_asof_pairs
+from watersmeet.checks.oracle.windows import reference_asof_pairs
 from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.errors import LateRowError, SpecError
 from watersmeet.core.spec import parse_on

@@ -18,9 +18,13 @@ import pytest
 from watersmeet.checks.asof import AsofCase, make_asof_case
 from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.checks.multi_cases import MultiCase
-from watersmeet.checks.oracle.asof import _times, reference_asof_pairs
 from watersmeet.checks.oracle.nested_loops import comparable_values
-from watersmeet.checks.oracle.windows import reference_window_combinations, reference_window_pairs
+from watersmeet.checks.oracle.windows import (
+    asof_times,
+    reference_asof_pairs,
+    reference_window_combinations,
+    reference_window_pairs,
+)
 from watersmeet.checks.windows import WindowCase, make_window_case
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.multi_spec import MultiSpec
@@ -191,7 +195,7 @@ def asof_order(spec: AsofSpec, batches: list[list[pa.RecordBatch]]) -> list[pa.T
     plans = [AsofPlan(spec, side, codec.exact) for side in (0, 1)]
     pieces: list[list[pa.RecordBatch]] = [[], []]
     for tables in batches:
-        times = _times(*(pa.Table.from_batches([table]) for table in tables), spec)
+        times = asof_times(*(pa.Table.from_batches([table]) for table in tables), spec)
         for side, table in enumerate(tables):
             _, valid = codec.hash(side, plans[side].key_arrays(table))
             known = [i for i, time in enumerate(times[side]) if time is not None and (valid is None or valid[i])]

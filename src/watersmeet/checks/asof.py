@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.cases import PLENTY, Case, make_case, random_fuel, random_moves
-from watersmeet.checks.oracle.asof import reference_asof_pairs
+from watersmeet.checks.oracle.windows import reference_asof_pairs
 from watersmeet.checks.run import ConformanceError, run_case
 from watersmeet.checks.windows import WindowSummary, conform_timed, random_ticks, time_columns
 from watersmeet.core.arrays import Int64

@@ -9,6 +9,9 @@ receive ──▶ intake ──▶ arrival: keep the rows, look them up in the o
 
 A paper says what to do when memory is full, when the inputs are silent, and when they have ended: see `Operator`. The
 shell is that of two inputs; `engine.multiway` has what is different for several.
+
+Its sections: what rows are kept in, the protocol, work (whose turn it is), room (what an arrival waits for), windows,
+what the operators differ in, snapshots.
 """
 
 from __future__ import annotations

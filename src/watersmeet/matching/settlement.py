@@ -54,10 +54,9 @@ from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Condition
 from watersmeet.matching.owing import Debtor, OwingRows, OwingRuns, Slice
 from watersmeet.matching.reach import Reach
-from watersmeet.matching.reading import Pages, Reading
+from watersmeet.matching.reading import HashWindow, Pages, Reading
 from watersmeet.records.addressed import AddressedRows
 from watersmeet.records.plan import TableRows
-from watersmeet.runs.hash_window import HashWindow
 from watersmeet.runs.sorted_run import MergedRows, let_go, let_go_of, mapped_places
 from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.tables.memtable import Memtable

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.core.errors import SegmentError, SpillError
+from watersmeet.matching.reading import HashWindow
 from watersmeet.memory import Budget
 from watersmeet.runs import sorted_run
-from watersmeet.runs.hash_window import HashWindow
 from watersmeet.runs.sorted_run import MergedRows, RunWriter, SortedRun
 from watersmeet.runs.stretches import GatheringRoom
 from watersmeet.spill import file_store

@@ -9,9 +9,22 @@ arrival ──▶ │ fresh: have not met the other side's disk │ stale │ du
 ```
 
 It is put together of parts: `dumping` makes room, and sees to it that what is on disk can be remembered, a `scan`
-brings rows and the disk together, `block_copies` keeps blocks in memory that are met often. A block leaves memory only
-when its rows have met all of the other side's disk, so rows on disk never have to meet each other. Who met whom is for
-`matching.ledger` to say.
+brings rows and the disk together, `block_copies` keeps blocks in memory that are met often.
+
+**Why each pair is found, and once.** Of two rows that belong together, let *b* be the one that came later.
+
+1. As *b* arrives it is looked up among the recent and the frequent blocks of the other side (`arrival_lookup`). If the
+   block of the other row, *a*, is among them, the pair is found there and then.
+2. If not, that block is on disk alone, and *b* is fresh. Until a scan has brought *b* together with all of that disk
+   (`probed` has passed its tick), the block of *b* does not leave memory (`_may_go`), and no segment goes that *b* may
+   meet (`still_met`). So the scan finds the pair. It is due at some time: when fresh rows are many, in a silence, or at
+   the end (`probe_due`, `_reactive_task`, `_clean_up_task`).
+3. A scan leaves out what was found in 1: whether the block of *a* was in memory when *b* came follows from the ticks at
+   which it left, came back as a copy and went again (`matching.ledger.Encounters`). And a scan for rows of *a*'s side
+   that comes by *b* on disk leaves the pair out by the same rule: the block of *b* left memory after *a* had come.
+
+So rows on disk never have to meet each other. Expired rows meet nobody, and `engine.windows` says which have expired.
+(`tests/conformance/test_window_mutants.py` breaks each rule of the ledger, and expiry, and is noticed.)
 """
 
 from __future__ import annotations
