@@ -110,6 +110,20 @@ def test_the_sentences_that_the_page_explains_are_in_the_source() -> None:
         assert any(each.matches(sentence) for each in known), f"no error says: {sentence}"
 
 
+def test_every_error_of_the_state_is_explained_with_operations() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## What errors of the state mean")[2]
+    phrases = [each for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for each in re.findall("`(.*?)`", row)]
+    patterns = [re.compile(re.sub(r"\\\.\\\.\\\.|\b[NM]\b", ".*?", re.escape(each))) for each in phrases]
+    known = errors.sentences()
+    assert len(phrases) > 20
+    for phrase, pattern in zip(phrases, patterns, strict=True):
+        assert any(pattern.search(each.text) for each in known), f"no error says: {phrase}"
+    of_state = [each for each in known if each.kind == "SnapshotError" and each.module.startswith("spark.")]
+    assert len(of_state) > 20
+    for sentence in of_state:
+        assert any(pattern.search(sentence.text) for pattern in patterns), f"not explained: {sentence.text}"
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
