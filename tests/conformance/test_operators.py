@@ -90,3 +90,9 @@ def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) ->
     with FileStore(tmp_path) as store:
         case = replace(make_case(seed, operator_class), restores=(3, 20, 40))
         assert run_case(operator_class, case, store).restored > 0
+
+
+def test_whoever_has_yet_to_act_upon_an_end_does_not_ask_for_input() -> None:
+    """An input ended while a loop over blocks went on: what that means for rows in memory is done in the next poll."""
+    operator_class = ALGORITHMS["diner"]
+    assert run_case(operator_class, make_case(500_017_001, operator_class)).spilled

@@ -460,6 +460,8 @@ class Operator(ABC):
             return Status.HAS_OUTPUT  # its last rows may have told the time, which counts when it ends
         if self._task is not None and not self._task.done:
             return Status.HAS_OUTPUT if isinstance(self._task, Arriving) else Status.HAS_WORK
+        if self._ended != self._closed:
+            return Status.HAS_WORK  # that an input has ended is yet to be acted upon
         return Status.HAS_WORK if self._stalled and self._can_react() else Status.NEED_INPUT
 
     def exhausted(self, number: int) -> bool:
