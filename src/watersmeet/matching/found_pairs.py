@@ -62,6 +62,7 @@ class PairBuffer:
     ) -> None:
         """With `wide`, rows that were found are numbered with their source in the upper half of a word."""
         self._spec = spec
+        self._schema = spec.schema
         self._kind = spec.kind
         self._codec = codec
         self._plans = plans
@@ -73,7 +74,13 @@ class PairBuffer:
         # What comes out of half a pair is known only when it is known to be one.
         keys_first = counts or self._kind.one_sided
         self._wanted = keys if keys_first else [tuple(dict.fromkeys([*plan.outputs, *plan.keys])) for plan in plans]
+        self._changed = [
+            {each for each in (*plan.outputs, *plan.keys) if plan.types[each] != plan.original_type(each)}
+            for plan in plans
+        ]
+        """Of each side, the columns that are stored as another type than their own."""
         self._columns = _columns_of(spec, plans)
+        self._of_pairs = _columns_of_pairs(spec, plans, self._columns)
         self._has_dictionaries = any(pa.types.is_dictionary(field.type) for field in spec.left)
         self.probes = np.empty(capacity, np.int32)
         self.rows: Numbers = np.empty(capacity, np.int64 if wide else np.int32)
@@ -235,8 +242,14 @@ class PairBuffer:
 
     def _put_together(self, arrays: Sequence[Mapping[int, pa.Array]], count: int) -> pa.RecordBatch:
         """A batch of what was gathered of each side, with NULLs in the place of a side of which nothing was."""
+        if arrays[0] and arrays[1]:
+            columns = [
+                arrays[side][place] if type_ is None else arrays[side][place].cast(type_, safe=False)
+                for side, place, type_ in self._of_pairs
+            ]
+            return pa.RecordBatch.from_arrays(columns, schema=self._schema)
         columns = []
-        for places, field in zip(self._columns, self._spec.schema, strict=True):
+        for places, field in zip(self._columns, self._schema, strict=True):
             side, place = next((each for each in places if each[1] in arrays[each[0]]), places[0])
             if place in arrays[side]:
                 column = arrays[side][place]
@@ -244,7 +257,7 @@ class PairBuffer:
             else:
                 plan = self._plans[side]
                 columns.append(plan.original(place, pa.nulls(count, plan.types[place])))
-        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _gathered(self, sides: Sides, wanted: Sequence[tuple[int, ...]]) -> list[dict[int, pa.Array]]:
         """Columns of both sides in their own types, by their numbers."""
@@ -252,9 +265,10 @@ class PairBuffer:
 
     def _originals(self, side: int, rows: tuple[Rows, Numbers], columns: tuple[int, ...]) -> dict[int, pa.Array]:
         """Columns of a side in their own types, by their numbers."""
-        plan = self._plans[side]
-        gathered = gather_all(rows[0], columns, rows[1])
-        return {column: plan.original(column, array) for column, array in zip(columns, gathered, strict=True)}
+        gathered = dict(zip(columns, gather_all(rows[0], columns, rows[1]), strict=True))
+        for column in self._changed[side].intersection(columns):
+            gathered[column] = self._plans[side].original(column, gathered[column])
+        return gathered
 
 
 def _columns_of(spec: JoinSpec, plans: Sequence[RowPlan]) -> list[list[tuple[int, int]]]:
@@ -271,6 +285,18 @@ def _columns_of(spec: JoinSpec, plans: Sequence[RowPlan]) -> list[list[tuple[int
         ]
         for column in spec.columns
     ]
+
+
+def _columns_of_pairs(
+    spec: JoinSpec, plans: Sequence[RowPlan], columns: Sequence[Sequence[tuple[int, int]]]
+) -> list[tuple[int, int, pa.DataType | None]]:
+    """Of each column of pairs, the side that has it, which of what is stored of that side it is, and the type that it
+    becomes; None if it has it.
+    """
+    found: list[tuple[int, int, pa.DataType | None]] = []
+    for ((side, place), *_), field in zip(columns, spec.schema if columns else (), strict=True):
+        found.append((side, place, None if plans[side].original_type(place) == field.type else field.type))
+    return found
 
 
 def _first_of_each(source: Rows, numbers: Numbers) -> Numbers:

@@ -99,6 +99,10 @@ class RowPlan:
         """Bytes that the widest row among stored columns takes in an output batch, at most."""
         return self._fixed_width + sum(widest_value(columns[i]) for i in self._of_any_width)
 
+    def original_type(self, column: int) -> pa.DataType:
+        """The type that a stored column has in its input."""
+        return self._originals[column]
+
     def original(self, column: int, array: pa.Array) -> pa.Array:
         """A stored column in its original type."""
         return from_stored(array, self._originals[column])
