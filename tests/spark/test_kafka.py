@@ -10,12 +10,14 @@ import json
 import re
 from collections import Counter
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
+from waiting import until
 from watersmeet import spark as wms
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "kafka"
@@ -105,17 +107,42 @@ def test_a_batch_that_is_written_again_has_the_same_ids(spark: Any, shop: Shop, 
     assert len(set(ids)) == len(ids)
     assert all(message.key.decode() == each for message, each in zip(both, ids, strict=True))
 
-    # Spark is made to believe that the last batch was not done, as after a failure between its sink and its log.
-    commits = tmp_path / "checkpoint" / topic / "commits"
-    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    for path in (last, commits / f".{last.name}.crc"):
-        path.unlink(missing_ok=True)
+    _forget_the_last_batch(tmp_path / "checkpoint" / topic)
     again = run()
     assert len(again) == len(both) + (len(both) - len(first)), "the last batch was written once more"
     assert Counter(_ids(again)) == Counter(ids) + Counter(_ids(both)[i] for i in _after(both, first))
     # A reader that knows the ids has each result once.
     once = list(read.results(shop.broker.address, topic))
     assert Counter((row["order_id"], row["parcel"]) for row in once) == shop.pairs()
+
+
+def _forget_the_last_batch(checkpoint: Path) -> int:
+    """Make Spark believe that it was not done, as after a failure between its sink and its log; returns its number."""
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink(missing_ok=True)
+    return last
+
+
+def test_a_batch_out_of_a_topic_that_is_written_again_is_in_the_files_once(
+    spark: Any, shop: Shop, tmp_path: Path
+) -> None:
+    shop_pipeline = shop.pipeline(spark, tmp_path)
+
+    def run() -> Counter[tuple[int, int]]:
+        shop_pipeline.into_files(shop_pipeline.matched("all"), "all").awaitTermination()
+        found = spark.read.parquet(str(tmp_path / "rows" / "all")).collect()
+        return Counter((row.order_id, row.parcel) for row in found)
+
+    for seed in (9, 10):
+        shop.sell(80, seed, [0, 1], [0, 1, 2])
+        assert run() == shop.pairs()
+    last = _forget_the_last_batch(tmp_path / "checkpoint" / "all")
+    shop.sell(40, 11, [0], [1])
+    assert run() == shop.pairs()
+    done = [int(path.name) for path in (tmp_path / "checkpoint" / "all" / "commits").iterdir() if path.name.isdigit()]
+    assert last in done and max(done) == last + 1, "it was done again, and what came since in the next"
 
 
 def _after(all_messages: list[Any], first: list[Any]) -> list[int]:
@@ -130,10 +157,11 @@ def test_a_broker_that_dies_and_more_partitions_in_mid_run(spark: Any, shop: Sho
     query = shop_pipeline.into_files(soon, "soon")
     try:
         query.processAllAvailable()
-        shop.broker.stop(at_once=True)
+        shop.broker.stop(at_once=True)  # while nothing is on its way
         assert query.isActive
         shop.broker.start()
-        shop.sell(100, 4, [0, 1], [0, 1, 2])
+        _die_within_a_batch(shop, tmp_path / "checkpoint" / "soon")
+        shop.broker.start()
         query.processAllAvailable()
         shop.broker.add_partitions(shop.topic("orders"), 4)
         shop.broker.add_partitions(shop.topic("shipments"), 5)
@@ -148,9 +176,27 @@ def test_a_broker_that_dies_and_more_partitions_in_mid_run(spark: Any, shop: Sho
     assert 0 < sum(expected.values()) < sum(shop.pairs().values())
 
 
-def _take_all(query: Any, shop: Shop) -> None:
-    from waiting import until
+def _die_within_a_batch(shop: Shop, checkpoint: Path) -> None:
+    """Kill the broker while a batch is on its way: its offsets are written down, and it is not over."""
 
+    def newest(name: str) -> int:
+        return max(int(path.name) for path in (checkpoint / name).iterdir() if path.name.isdigit())
+
+    def in_flight() -> bool:
+        return newest("offsets") > newest("commits")
+
+    seeds = count(100)
+    for _ in range(5):
+        # How long the source takes to find the broker again is its own: there is more to take until it has.
+        until(lambda: in_flight() or shop.sell(40, next(seeds), [0, 1], [0, 1, 2]), "a batch has begun")
+        shop.broker.stop(at_once=True)
+        if in_flight():
+            return
+        shop.broker.start()
+    raise AssertionError("every batch was over before the broker was dead")
+
+
+def _take_all(query: Any, shop: Shop) -> None:
     wanted = {
         shop.topic(name): {
             str(partition): sum(
