@@ -86,6 +86,9 @@ class Disk:
                 return int(real(path, flags, *args, **options))
             faults.before("open")
             fault = faults.due("open")
+            if fault is not None and fault.how == "slow":
+                faults.on_slow()
+                fault = None
             if fault is not None and not (fault.how == "blind" and not flags & _WRITES):
                 faults.refuse(fault)
             descriptor = int(real("/dev/null" if fault is not None else path, flags, *args, **options))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from simulate.crew import Crewed
+from simulate.damage import damaged
 from simulate.faults import Killed
+from simulate.lookups import LookedUp
 from simulate.world import Trial, World
 from watersmeet.checks.asof import make_asof_case
 from watersmeet.checks.cases import Case, Move, make_case, make_kind_case, make_near_case
+from watersmeet.checks.lookup_cases import make_lookup_case
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case, make_preserving_case
 from watersmeet.checks.multi_windows import make_multi_window_case
 from watersmeet.checks.promised_cases import make_promised_case
@@ -29,19 +34,23 @@ from watersmeet.checks.run import AnyCase, CaseRun, ConformanceError
 from watersmeet.checks.windows import make_window_case
 from watersmeet.core.errors import SegmentError, SpillError, WatersmeetError
 from watersmeet.core.protocol import Arrive, Punctuate, Snapshot, Stall, Status
+from watersmeet.core.spec import Output
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.progressive.metadata_mjoin import MetadataMJoin
 from watersmeet.joins.sharded import Sharded
 from watersmeet.joins.window.confluence import WindowConfluence
-from watersmeet.planner import ALGORITHMS, MULTIWAY, WINDOW_ALGORITHMS, WINDOWED_MULTIWAY
+from watersmeet.planner import ALGORITHMS, LOOKUPS, MULTIWAY, WINDOW_ALGORITHMS, WINDOWED_MULTIWAY
 from watersmeet.records.types import put_together
 from watersmeet.spill.file_store import FileStore
 
 _MOST_STARTS = 40
 _MOST_REFUSALS = 40
-_ROWS = 0.6
+_ROWS = 0.45
 """The share of a case's rows that a seed has: more seeds find more than larger ones."""
+_MOST_LOOKUP_MOVES = 12
 _WRITING = ("open", "write", "rename")
+_MEMBER = re.compile(r"^n\d+-")
+"""What the files of a shard begin with."""
 _LONG = 400.0
 """Seconds that a clock may jump."""
 
@@ -54,6 +63,10 @@ class Verb:
     operator: Callable[[], type[Any]]
     make: Callable[..., AnyCase]
     options: tuple[tuple[str, Any], ...] = ()
+    crewed: bool = False
+    """Whether parts of it are actors of their own."""
+    looks_up: bool = False
+    """Whether one of its inputs is a relation."""
 
     def case(self, seed: int) -> AnyCase:
         """The case of a seed."""
@@ -62,6 +75,12 @@ class Verb:
 
 def _of(registry: Any, name: str) -> Callable[[], type[Any]]:
     return lambda: registry[name]
+
+
+def _lookup_case(seed: int, operator: type[Any]) -> Any:
+    case = make_lookup_case(seed)
+    moves = tuple(case.moves[:_MOST_LOOKUP_MOVES])
+    return replace(case, spec=replace(case.spec, output=Output.ROWS), moves=moves)
 
 
 VERBS: tuple[Verb, ...] = (
@@ -74,6 +93,8 @@ VERBS: tuple[Verb, ...] = (
         for n in (2, 3)
     ),
     Verb("join by kind in shards", lambda: Sharded, make_kind_case, (("shards", 2), ("order", 5))),
+    Verb("join with shards at once", lambda: Crewed, make_case, (("shards", 3),), crewed=True),
+    Verb("join by kind with shards at once", lambda: Crewed, make_kind_case, (("shards", 2),), crewed=True),
     *(Verb(f"multijoin {name}", _of(MULTIWAY, name), make_multi_case) for name in sorted(MULTIWAY)),
     Verb("multijoin preserving", _of(MULTIWAY, "confluence"), make_preserving_case),
     *(Verb(f"window_join {name}", _of(WINDOW_ALGORITHMS, name), make_window_case) for name in WINDOW_ALGORITHMS),
@@ -81,6 +102,7 @@ VERBS: tuple[Verb, ...] = (
     *(Verb(f"window multijoin {n}", _of(WINDOWED_MULTIWAY, n), make_multi_window_case) for n in WINDOWED_MULTIWAY),
     Verb("asof_join", lambda: AsofJoin, make_asof_case),
     Verb("asof_join again", lambda: AsofJoin, make_asof_case),
+    *(Verb(f"lookup_join {name}", _of(LOOKUPS, name), _lookup_case, looks_up=True) for name in LOOKUPS),
 )  # fmt: skip
 
 
@@ -134,7 +156,10 @@ class Driven(CaseRun):
         self.jumped = 0.0
         # There a jump of the clock is a silence, and changes what comes out.
         self.waits_for_clock = getattr(getattr(case.spec, "window", None), "idle", None) is not None
-        super().__init__(verb.operator(), replace(case, restores=()), store, False, dict(verb.options))
+        self.harmed: set[str] = set()
+        """Files that are not what was written."""
+        options = dict(verb.options) | ({"schedule": world.schedule} if verb.crewed else {})
+        super().__init__(verb.operator(), replace(case, restores=()), store, False, options)
 
     def play(self, start: Callable[[Point], None]) -> None:
         """Play the whole script; `start` is told of points from which it can be taken up."""
@@ -150,6 +175,8 @@ class Driven(CaseRun):
             if self.rng.random() < 0.05 and not self.waits_for_clock:
                 self.jumped += float(self.rng.random() * _LONG)
                 world.counts["clock jumps"] += 1
+            if self.rng.random() < 0.03:
+                self.harm()
             self._paused += move.pause
             self._receive(move.event)
             self.at += 1
@@ -163,6 +190,19 @@ class Driven(CaseRun):
         self._restored += 1  # costs of polls that failed are in nobody's sum
         self._poll_when_done()
         self._compare()
+
+    def harm(self) -> None:
+        """One of the files that were spilled is torn, altered, or has a page of another."""
+        world, store = self.world, self._store
+        assert isinstance(store, FileStore)
+        with world.calm():
+            known = [store.path / name for name in sorted(store.names())]
+            if known:
+                path = known[int(self.rng.integers(len(known)))]
+                way = damaged(self.rng, path, known)
+                if way is not None:
+                    world.counts[f"spilled files {way}"] += 1
+                    self.harmed.add(path.name)
 
     def take_up(self, point: Point) -> None:
         """Go on from a point."""
@@ -179,7 +219,8 @@ class Driven(CaseRun):
             try:
                 world.counts["polls"] += 1
                 # Time passes while nothing arrives.
-                self._paused, was = self._paused + self.jumped, self._paused
+                slow = 0.0 if self.waits_for_clock else world.waited
+                self._paused, was = self._paused + self.jumped + slow, self._paused
                 out = super()._poll()
                 self._paused = was
                 return out
@@ -257,15 +298,19 @@ def play_embedded(world: World) -> None:
     with world.calm():
         spill.mkdir()
     for number in range(count):
-        verb = VERBS[int(rng.integers(len(VERBS)))]
+        verb = VERBS[(2 * (world.trial.seed // 3) + world.trial.seed % 3 + 17 * number) % len(VERBS)]
         case = verb.case(int(rng.integers(1 << 20)))
         own = np.random.default_rng([world.trial.seed, 0x51A1, number])
-        case = smaller(case, world.trial if number == 0 else Trial(world.trial.seed))
-        world.schedule.spawn(verb.name, lambda v=verb, c=case, r=own: _play(world, v, c, spill, r))
+        if verb.looks_up:
+            looked_up = LookedUp(world, verb.operator(), case, world.root / f"relation-{number}")  # type: ignore[arg-type]
+            world.schedule.spawn(verb.name, lambda each=looked_up: each.play(expect_sentence))
+        else:
+            case = smaller(case, world.trial if number == 0 else Trial(world.trial.seed))
+            world.schedule.spawn(verb.name, lambda v=verb, c=case, r=own: _play(world, v, c, spill, r))
         world.counts[verb.name] += 1
     while world.schedule.actors:
         actor = world.schedule.step()
-        if actor.error is not None:
+        if actor.error is not None and actor.process is actor:
             raise actor.error
     world.faults.on = False
     FileStore(spill).close()  # sweeps what the killed have left
@@ -277,6 +322,7 @@ def play_embedded(world: World) -> None:
 def _play(world: World, verb: Verb, case: AnyCase, spill: Path, rng: np.random.Generator) -> None:
     """A join, begun again as often as something ends it."""
     points: list[Point] = []
+    harmed: set[str] = set()
     actor = world.schedule.current
     assert actor is not None
     for _ in range(_MOST_STARTS):
@@ -288,6 +334,8 @@ def _play(world: World, verb: Verb, case: AnyCase, spill: Path, rng: np.random.G
                     for path in points[-1].files.iterdir():
                         os.link(path, store.path / path.name)
                 run = Driven(world, verb, case, store, rng)
+                if rng.random() < 0.1:
+                    run.harm()
                 run.take_up(points[-1])
                 world.counts["taken up from a snapshot"] += 1
             else:
@@ -303,9 +351,12 @@ def _play(world: World, verb: Verb, case: AnyCase, spill: Path, rng: np.random.G
             actor.dead = False
         except WatersmeetError as error:
             expect_sentence(error)
-            if not world.faults.failed:
+            harmed |= set() if run is None else run.harmed
+            named = any(_MEMBER.sub("", name) in str(error) for name in harmed)
+            if not world.faults.failed and not named:
                 raise
             world.counts[f"clear {type(error).__name__}"] += 1
+            world.counts["spilled damage named"] += named
             try:
                 if run is not None and run._operator is not None:
                     run._operator.close()
@@ -324,7 +375,8 @@ def _bury(world: World, store: FileStore | None) -> None:
         store._private._finalizer.detach()
         store._writers.clear()
         store._closed = True
-    world.disk.bury(world.schedule.current)
+    assert world.schedule.current is not None
+    world.disk.bury(world.schedule.current.process)
 
 
 def expect_sentence(error: BaseException) -> None:

@@ -35,7 +35,7 @@ class Fault:
     how: str = "error"
     """`error`: it is not carried out; `after`: it is, and there is an error nevertheless; `half`: so much of it is,
     where that can be; `kill`, `kill after`: whoever asked for it is dead from then on; `blind`: what is opened gives
-    nothing."""
+    nothing; `slow`: it takes long, and nothing else is wrong with it."""
     error: int = errno.ENOSPC
     lasts: int = 1
     """How many of its kind it happens to."""
@@ -64,6 +64,7 @@ class Faults:
         self.planned = list(planned)
         self.before = before
         self.on_kill: Callable[[], None] = lambda: None
+        self.on_slow: Callable[[], None] = lambda: None
         self.calls: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
         self.failed: list[Fault] = []
@@ -88,7 +89,8 @@ class Faults:
                     number = self.calls[operation] if fault.operation else total
                     if fault.at <= number < fault.at + fault.lasts:
                         self.injected[f"{operation} {_named(fault)}"] += 1
-                        self.failed.append(fault)
+                        if fault.how != "slow":
+                            self.failed.append(fault)
                         return fault
         return None
 
@@ -98,7 +100,9 @@ class Faults:
             return act()
         self.before(operation)
         fault = self.due(operation)
-        if fault is not None:
+        if fault is not None and fault.how == "slow":
+            self.on_slow()
+        elif fault is not None:
             if fault.how.endswith("after"):
                 act()
             elif fault.how == "half" and half is not None:

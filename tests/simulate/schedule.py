@@ -7,7 +7,7 @@ attempts at one task, or two queries, meet in every order there is; and the same
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ class Actor:
         self.error: BaseException | None = None
         self.over = False
         self.dead = False
+        self.process: Actor = self
+        """The actor whose files and whose death it shares: itself, unless it is one of its threads."""
+        self.asleep = 0
+        """So many turns of others come first."""
+        self.awaits: Sequence[Actor] = ()
+        """Those that have to be over before it goes on."""
         self._schedule = schedule
         self._act = act
         self._turn = threading.Semaphore(0)
@@ -75,19 +81,49 @@ class Schedule:
         self._switching = switching
         self._back = threading.Semaphore(0)
 
-    def spawn(self, name: str, act: Callable[[], Any], **context: Any) -> Actor:
-        """One more."""
+    def spawn(self, name: str, act: Callable[[], Any], joins: bool = False, **context: Any) -> Actor:
+        """One more; with `joins`, a thread of the one that runs."""
         actor = Actor(self, name, act, **context)
+        if joins:
+            assert self.current is not None
+            actor.process = self.current.process
         self.actors.append(actor)
         return actor
 
     def step(self) -> Actor:
         """Let one of those that can go on do so; returns it."""
-        actor = self.actors[int(self._rng.integers(len(self.actors)))]
+        able = [actor for actor in self.actors if all(other.over for other in actor.awaits)]
+        awake = [actor for actor in able if not actor.asleep] or able
+        actor = awake[int(self._rng.integers(len(awake)))]
+        for each in self.actors:
+            each.asleep = max(0, each.asleep - 1)
         actor.go_on()
         if actor.over:
             self.actors.remove(actor)
         return actor
+
+    def sleep(self, turns: int) -> None:
+        """Called by the one that runs: others come first for a while, if there are any."""
+        actor = self.current
+        if actor is None or threading.current_thread() is not actor._thread or len(self.actors) < 2:
+            return
+        actor.asleep = turns
+        self._stopped(actor)
+
+    def wait_for(self, others: Sequence[Actor]) -> None:
+        """Called by the one that runs: it goes on when these are over."""
+        actor = self.current
+        assert actor is not None
+        actor.awaits = others
+        if others:
+            self._stopped(actor)
+        actor.awaits = ()
+
+    def _stopped(self, actor: Actor) -> None:
+        self.switches += 1
+        actor.stop()
+        if actor.dead:
+            raise Killed
 
     def pause(self, operation: str = "") -> None:
         """Called before each operation: others may come first; whoever is dead does nothing any more."""
@@ -97,10 +133,7 @@ class Schedule:
         if actor.dead:
             raise Killed
         if len(self.actors) > 1 and self._rng.random() < self._switching:
-            self.switches += 1
-            actor.stop()
-            if actor.dead:
-                raise Killed
+            self._stopped(actor)
 
     def kill(self, actor: Actor) -> None:
         """It does nothing any more: its thread ends at once."""
@@ -111,6 +144,8 @@ class Schedule:
             self.actors.remove(actor)
 
     def die(self) -> None:
-        """The one that runs is dead from now on."""
+        """The one that runs is dead from now on, and all threads of its process."""
         if self.current is not None:
-            self.current.dead = True
+            process = self.current.process
+            for actor in self.actors:
+                actor.dead |= actor.process is process

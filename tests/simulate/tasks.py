@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,156 +17,33 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from simulate import streams
 from simulate.buckets import ADDRESS, Objects
-from simulate.embedded import expect_sentence, smaller
+from simulate.damage import damaged
+from simulate.embedded import expect_sentence
 from simulate.faults import Killed
+from simulate.routed_streams import hot_keys, lookup, parallel
 from simulate.schedule import Actor
+from simulate.streams import Maker, Stream
 from simulate.world import World
 from spark import pipelines
-from spark.pipelines import AsofPipeline, JoinPipeline, ManyPipeline, Pipeline, WindowPipeline
-from spark.window_oracle import (
-    asof_cases,
-    expected_asof,
-    expected_in_windows,
-    expected_pairs,
-    far_ahead,
-    is_plain,
-    is_sparks_multi,
-    many_micro_batches,
-    micro_batches,
-    rows_in_all,
-    spark_cases,
-)
-from watersmeet.checks.cases import make_case, make_kind_case
-from watersmeet.checks.multi_cases import make_multi_case, make_preserving_case
-from watersmeet.checks.multi_windows import make_multi_window_case
-from watersmeet.checks.run import AnyCase, ConformanceError, expected_rows
-from watersmeet.checks.suites import make_band, make_equality
-from watersmeet.core.errors import SpecError, WatersmeetError
-from watersmeet.core.spec import Output
-from watersmeet.joins.multiway.confluence import ManyConfluence
-from watersmeet.planner import ALGORITHMS
+from spark.window_oracle import rows_in_all
+from watersmeet.checks.run import ConformanceError
+from watersmeet.core.errors import WatersmeetError
+from watersmeet.spark.rebalance import master_task, slot_task
 from watersmeet.spark.state import directory, files, lineage, open_runs
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.open_runs import OpenRuns
-from watersmeet.spark.task import operator_cache
+from watersmeet.spark.task import lookup_task, operator_cache
+from watersmeet.spark.task.lookup_task import KeptLookups
 from watersmeet.spark.task.operator_cache import KeptOperators
 
-GROUPS = 2
+STREAMS: Mapping[str, Maker] = {
+    **streams.STREAMS, "hot keys": hot_keys, "parallel": parallel, "look-ups": lookup
+}  # fmt: skip
+"""Queries by what they join."""
 _MOST_STARTS = 25
 _MOST_STEPS = 100_000
-_PROGRESSIVE = ("xjoin", "rpj", "pmj", "diner")
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A query: its pipeline, its batches, and what must come out of them."""
-
-    name: str
-    pipeline: Pipeline
-    batches: list[tuple[list[pa.RecordBatch], tuple[int, ...]]]
-    expected: Callable[[], Counter[Any]]
-    settled: bool = True
-    """Whether a batch gives what its rows and those before it say, whoever runs it."""
-
-
-def _join(world: World, rng: np.random.Generator, state: Path | str, name: str, make: Any) -> Stream:
-    seed = int(rng.integers(1 << 20))
-    while True:
-        case = make(seed, ALGORITHMS[name])
-        spec = case.spec
-        if spec.output is Output.ROWS and all(is_plain(each.type) for side in (0, 1) for each in spec.input(side)):
-            break
-        seed += 1
-    case = smaller(case, world.trial)
-    settled = name == "confluence"
-    memory = case.memory if settled else case.memory * 8 // 5 + 64
-    # Where each batch settles, every pair comes with its later row: nobody has to be told of an end.
-    ends = not settled or not spec.kind.is_inner or rng.random() < 0.5
-    pipeline = JoinPipeline(state, spec, memory, name, ends=ends, groups=GROUPS, fuel=int(rng.choice([0, 50, 5_000])))
-    return Stream(f"stream join {name}", pipeline, _ending(case, rng, ends), lambda: expected_rows(case), settled)
-
-
-def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) -> Stream:
-    seed, windowed = int(rng.integers(1 << 20)), make is make_multi_window_case
-    while True:
-        case = make(seed, ManyConfluence)
-        if is_sparks_multi(case.spec) and not (windowed and case.spec.window.counted):
-            break
-        seed += 1
-    case = smaller(case, world.trial)
-    if not windowed:
-        ends = case.spec.preserved is not None or rng.random() < 0.5
-        pipeline = ManyPipeline(state, case.spec, case.memory, ends=ends, groups=GROUPS)
-        return Stream(f"stream {make.__name__[5:]}", pipeline, _ending(case, rng, ends), lambda: expected_rows(case))
-    batches = many_micro_batches(case, rng, most=4)
-    pipeline = ManyPipeline(state, case.spec, case.memory * 8 // 5 + 64, groups=GROUPS)
-    return Stream(
-        "stream window multijoin", pipeline, [(tables, ()) for tables in batches],
-        lambda: expected_in_windows(case.spec, batches),
-    )  # fmt: skip
-
-
-def _window(world: World, rng: np.random.Generator, state: Path | str, name: str) -> Stream:
-    case: Any = smaller(next(spark_cases(name, 1, int(rng.integers(1 << 20)))), world.trial)
-    batches = micro_batches(case, rng, most=4)
-    pipeline = WindowPipeline(state, case.spec, case.memory * 8 // 5 + 64, name, groups=GROUPS)
-    return Stream(
-        f"stream window_join {name}", pipeline, [(tables, ()) for tables in batches],
-        lambda: expected_pairs(case.spec, batches),
-    )  # fmt: skip
-
-
-def _asof(world: World, rng: np.random.Generator, state: Path | str) -> Stream:
-    for found in asof_cases(1 << 20, int(rng.integers(1 << 20))):
-        case: Any = smaller(found, world.trial)
-        pipeline = AsofPipeline(state, case.spec, case.memory * 8 // 5 + 64, groups=GROUPS)
-        if _has_room_ahead(case, pipeline):
-            break
-    batches = micro_batches(case, rng, most=3)
-    none = [case.left.slice(0, 0), case.right.slice(0, 0)]
-    batches += [[none[0], far_ahead(case)], none]
-    return Stream(
-        "stream asof_join", pipeline, [(tables, ()) for tables in batches], lambda: expected_asof(case.spec, batches)
-    )
-
-
-def _has_room_ahead(case: Any, pipeline: AsofPipeline) -> bool:
-    """Whether there is a time beyond all others in the units of both inputs, and a key that it comes with."""
-    ahead = far_ahead(case)
-    try:
-        return ahead is not None and any(pipeline.rows_of(group, 1, ahead).num_rows for group in range(GROUPS))
-    except (SpecError, pa.ArrowInvalid):
-        return False
-
-
-def _ending(case: AnyCase, rng: np.random.Generator, ends: bool) -> list[tuple[list[pa.RecordBatch], tuple[int, ...]]]:
-    """A case's rows as micro-batches; each input ends with its last rows or a batch later, if it does at all."""
-    tables = [case.table(number) for number in range(case.inputs)]
-    count = int(rng.integers(1, 4))
-    cuts = [[0, *sorted(rng.integers(0, t.num_rows + 1, count - 1)), t.num_rows] for t in tables]
-    found: list[tuple[list[pa.RecordBatch], tuple[int, ...]]] = []
-    last = [int(rng.integers(count - 1, count + 1)) for _ in tables]
-    for i in range(count):
-        some = [t.slice(own[i], own[i + 1] - own[i]) for t, own in zip(tables, cuts, strict=True)]
-        found.append((some, tuple(n for n, at in enumerate(last) if at == i)))
-    found.append(([t.slice(0, 0) for t in tables], tuple(n for n, at in enumerate(last) if at == count)))
-    return found if ends else [(some, ()) for some, _ in found]
-
-
-STREAMS: Mapping[str, Callable[[World, np.random.Generator, Path | str], Stream]] = {
-    "equality": lambda w, r, s: _join(w, r, s, "confluence", make_equality),
-    "bands": lambda w, r, s: _join(w, r, s, "confluence", make_band),
-    "kinds": lambda w, r, s: _join(w, r, s, "confluence", make_kind_case),
-    "of the papers": lambda w, r, s: _join(w, r, s, str(r.choice(_PROGRESSIVE)), make_case),
-    "several inputs": lambda w, r, s: _many(w, r, s, make_multi_case),
-    "preserving": lambda w, r, s: _many(w, r, s, make_preserving_case),
-    "windows of several inputs": lambda w, r, s: _many(w, r, s, make_multi_window_case),
-    "windows of the papers": lambda w, r, s: _window(w, r, s, str(r.choice(["ah_ewj", "ewj"]))),
-    "windows": lambda w, r, s: _window(w, r, s, "confluence"),
-    "as-of": _asof,
-}
-"""Queries by what they join."""
 
 
 def _watched(factory: Any, made: list[Any]) -> Any:
@@ -193,6 +70,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.kept = KeptOperators(self.opened)
+        self.lookups = KeptLookups()
         self.busy = False
 
 
@@ -232,6 +110,8 @@ class Driver:
         self.starts = 1
         self.done = 0
         """Batches that the checkpoint has as done."""
+        self.begun = 0
+        """Batches that were ever begun."""
         self.sink: dict[int, Counter[Any]] = {}
         self.workers = [Worker() for _ in range(3)]
         self.failures = 0
@@ -264,6 +144,10 @@ class Driver:
     def _batch(self, number: int) -> bool:
         """Whether the batch came to its end before the driver did."""
         world, rng = self.world, self.rng
+        if number == self.begun:
+            self.begun += 1
+            with world.calm():
+                self.stream.begin(number)
         found: dict[int, Counter[Any]] = {}
         groups = range(self.stream.pipeline.groups)
         self.failures = 0
@@ -357,8 +241,8 @@ class Driver:
     def _nothing_is_wrong(self) -> bool:
         """Whether there is no reason for a task to fail. Which of two drivers is the later one, no task can know."""
         counts = self.world.counts
-        reasons = self.world.faults.failed, counts["names listed late"], counts["two drivers at once"], self.harmed
-        return not any(reasons)
+        told = ("names listed late", "two drivers at once", "tasks outlived their driver")
+        return not (self.world.faults.failed or self.harmed or any(counts[name] for name in told))
 
     def _kill(self, actor: Actor) -> None:
         self.world.schedule.kill(actor)
@@ -380,6 +264,7 @@ class Driver:
         for actor in list(self.world.schedule.actors):
             if self.rng.random() < 0.5:
                 self._kill(actor)
+        self.world.counts["tasks outlived their driver"] += len(self.world.schedule.actors)
         if self.rng.random() < 0.3:
             directory._BEGUN.clear()
             lineage._ENTRIES.clear()
@@ -397,22 +282,12 @@ class Driver:
                 return
             path = known[int(self.rng.integers(len(known)))]
             content = path.read_bytes()
-            other = known[int(self.rng.integers(len(known)))].read_bytes()
-            place = int(self.rng.integers(len(content)))
-            way = int(self.rng.integers(3))
-            flipped = (
-                content[:place] + bytes([content[place] ^ (1 << int(self.rng.integers(8)))]) + content[place + 1 :]
-            )
-            altered = [content[:place], flipped, content[:place] + other[place : place + 64] + content[place + 64 :]][
-                way
-            ]
-            if altered == content:
+            way = damaged(self.rng, path, known)
+            if way is None:
                 return
-            self.world.counts[f"files {('torn', 'altered', 'with another page')[way]}"] += 1
+            self.world.counts[f"files {way}"] += 1
             self.mended = path, content
             self.harmed.add(path.name)
-            path.unlink()
-            path.write_bytes(altered)
         for worker in self.workers:  # those that have it mapped would not notice
             if not worker.busy:
                 worker.__init__()  # type: ignore[misc]
@@ -440,20 +315,29 @@ def play_tasks(world: World) -> None:
     state = world.root / "state"
     with ExitStack() as stack, world.calm():
         (world.root / "scratch").mkdir()
-        drawn = list(STREAMS)[int(rng.integers(len(STREAMS)))]
+        drawn = list(STREAMS)[world.trial.seed // 3 % len(STREAMS)]
         stream = STREAMS[world.trial.stream or drawn](world, rng, ADDRESS if remote else state)
         pipeline, operators = stream.pipeline, list[Any]()
-        pipeline.task = replace(pipeline.task, factory=_watched(pipeline.task.factory, operators))
+        if hasattr(pipeline.task, "factory"):
+            pipeline.task = replace(pipeline.task, factory=_watched(pipeline.task.factory, operators))
         # Which of two attempts of a remote directory is the later one counts only there.
         world.counts[stream.name] += 1
         world.counts["state in a bucket"] += remote
         told = world.schedule
-        for module in pipelines.TASKS:
+        for module in (*pipelines.TASKS, master_task, slot_task, lookup_task):
             _set(stack, module, "current_batch", lambda: (told.current.context["batch"], "query"))  # type: ignore[union-attr]
-            _set(stack, module, "scratch_directory", lambda: world.root / "scratch")
+            if hasattr(module, "scratch_directory"):
+                _set(stack, module, "scratch_directory", lambda: world.root / "scratch")
         _set(stack, operator_cache, "WORKER", PerActor(world, "kept"))
         _set(stack, open_runs, "WORKER", PerActor(world, "opened"))
-        _set(stack, files, "ThreadPoolExecutor", _Inline)
+        _set(stack, lookup_task, "WORKER", PerActor(world, "lookups"))
+        for module in (files, slot_task):
+            _set(stack, module, "ThreadPoolExecutor", _Inline)
+        listed: Any = master_task.RoutingFiles.__dict__["_names"]
+        if hasattr(listed, "lock"):  # before Python 3.12 whoever lists holds a lock, and would keep it while others run
+            _set(stack, listed, "lock", nullcontext())
+        for module, name, value in stream.patches:
+            _set(stack, module, name, value)
         for known in (directory._KNOWN, directory._BEGUN, lineage._ENTRIES):
             known.clear()
         if remote:
@@ -467,10 +351,10 @@ def play_tasks(world: World) -> None:
         for actor in list(world.schedule.actors):
             driver._kill(actor)
         _same(stream.expected(), found, stream.name)
-        world.counts["runs that spilled"] += pipeline.total("spilled") > 0
         world.counts["results"] += found.total()
         for operator in operators:
             world.counts.update(+Counter(getattr(operator, "events", {})))
+        world.counts["runs that spilled"] += pipeline.total("spilled") > 0
 
 
 def _cached_at(root: Path) -> Any:

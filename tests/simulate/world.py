@@ -24,20 +24,20 @@ from simulate.schedule import Schedule
 
 _SHARED_MEMORY = Path("/dev/shm")
 _ERRORS = {
-    "open": ((errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EACCES), ("error", "error", "blind", "kill")),
-    "map": ((errno.EIO, errno.ENOMEM), ("error", "kill")),
-    "read": ((errno.EIO,), ("error", "kill")),
-    "write": ((errno.ENOSPC, errno.ENOSPC, errno.EIO), ("error", "half", "kill", "kill after")),
-    "fsync": ((errno.EIO,), ("error", "kill", "kill after")),
+    "open": ((errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EACCES), ("error", "error", "blind", "kill", "slow")),
+    "map": ((errno.EIO, errno.ENOMEM), ("error", "kill", "slow")),
+    "read": ((errno.EIO,), ("error", "kill", "slow")),
+    "write": ((errno.ENOSPC, errno.ENOSPC, errno.EIO), ("error", "half", "kill", "kill after", "slow")),
+    "fsync": ((errno.EIO,), ("error", "kill", "kill after", "slow")),
     "rename": ((errno.EIO, errno.ENOSPC), ("error", "after", "kill", "kill after")),
     "link": ((errno.EIO, errno.ENOSPC), ("error", "after", "kill", "kill after")),
     "unlink": ((errno.EIO, errno.EACCES), ("error", "after", "kill", "kill after")),
     "mkdir": ((errno.ENOSPC, errno.EIO), ("error", "kill", "kill after")),
     "rmdir": ((errno.EIO,), ("error", "kill")),
-    "list": ((errno.EIO,), ("error", "kill")),
+    "list": ((errno.EIO,), ("error", "kill", "slow")),
     "reserve": ((errno.ENOMEM,), ("error",)),
-    "put": ((errno.ECONNRESET,), ("error", "after", "after", "kill", "kill after")),
-    "get": ((errno.ECONNRESET,), ("error", "kill")),
+    "put": ((errno.ECONNRESET,), ("error", "after", "after", "kill", "kill after", "slow")),
+    "get": ((errno.ECONNRESET,), ("error", "kill", "slow")),
     "delete": ((errno.ECONNRESET,), ("error", "after")),
 }
 """What can happen to each kind of operation."""
@@ -91,8 +91,8 @@ def drawn_faults(rng: np.random.Generator, kinds: Sequence[str]) -> list[Fault]:
         errors, ways = _ERRORS[kind]
         at = 1 + int(np.exp(rng.random() * np.log(_OFTEN.get(kind, 8))))
         error, how, lasts = int(rng.choice(errors)), str(rng.choice(ways)), 1
-        if kind in ("write", "reserve", "open") and how in ("error", "half") and rng.random() < 0.25:
-            lasts = int(rng.integers(2, 12))  # a disk that stays full for a while
+        if how == "slow" or (kind in ("write", "reserve", "open") and how in ("error", "half") and rng.random() < 0.25):
+            lasts = int(rng.integers(2, 12))  # a disk that stays full, or slow, for a while
         found.append(Fault(kind, at, how, error, lasts))
     return found
 
@@ -110,6 +110,10 @@ class World:
         )
         self.planned = len(planned)
         self.faults.on_kill = self.schedule.die
+        self.faults.on_slow = self._take_long
+        self._slowness = trial.rng(7)
+        self.waited = 0.0
+        """Seconds that operations on files have taken."""
         self.clock = Clock()
         self.root = Path()
         self._stack = ExitStack()
@@ -129,7 +133,7 @@ class World:
         secrets.token_hex = lambda size=8: self._made.bytes(size or 8).hex()
         uuid.uuid4 = lambda: uuid.UUID(bytes=self._made.bytes(16), version=4)
         self.disk = stack.enter_context(Disk(self.root, self.faults))
-        self.disk.owner = lambda: self.schedule.current
+        self.disk.owner = lambda: self.schedule.current and self.schedule.current.process
         stack.enter_context(Memory(self.faults))
         stack.enter_context(self.clock)
         return self
@@ -139,6 +143,13 @@ class World:
         for actor in list(self.schedule.actors):
             self.schedule.kill(actor)
         self._stack.close()
+
+    def _take_long(self) -> None:
+        """The disk is slow: time passes, and whoever else can go on does."""
+        seconds = float(self._slowness.exponential(5.0))
+        self.waited += seconds
+        self.clock.jump(seconds)
+        self.schedule.sleep(int(self._slowness.integers(1, 60)))
 
     @contextmanager
     def calm(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from spark.divided_streams import Stream
+from spark.whims import SplitWhims
 from spark.window_oracle import Killed, expected_pairs, killed_after, rows_in_all
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.checks.oracle.kinds import results_of
@@ -32,7 +33,7 @@ from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.rebalance import master_task, reorganizing, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
-from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, in_place, rehomed
+from watersmeet.spark.rebalance.reorganizing import SlotLoad
 from watersmeet.spark.rebalance.routing import KINDS, HotKey, Place, Routing
 from watersmeet.spark.rebalance.slot_task import SlotTask
 from watersmeet.spark.state.directory import Batch
@@ -167,21 +168,6 @@ class Split:
         return Routing.from_json(read_json(last))
 
 
-class Whims:
-    """In place of `split_only`: splits keys as it likes."""
-
-    def __init__(self, rng: np.random.Generator, keys: Sequence[int]) -> None:
-        self._rng, self._keys, self.splits = rng, list(keys), 0
-
-    def __call__(self, routing: Routing, loads: Sequence[SlotLoad], groups: int, newest: Sequence[int]) -> Routing:
-        before = len(routing.owner)
-        for key in self._rng.choice(self._keys, 1).tolist() if self._rng.random() < 0.6 else ():
-            ways, spread = int(self._rng.integers(2, GROUPS + 1)), int(self._rng.integers(2))
-            routing = rehomed(routing, Epoch(), key, groups, newest, ways, spread, 1.0)
-        self.splits += len(routing.owner) > before
-        return in_place(routing, groups)
-
-
 TYPES = [pa.int32(), pa.string(), pa.decimal128(30, 2)]
 
 
@@ -223,7 +209,7 @@ def _found(batches: list[pa.RecordBatch]) -> Counter[Any]:
 
 def _play(
     path: Path, how: str, seed: int, monkeypatch: pytest.MonkeyPatch, ends: bool, shaken: bool = True
-) -> tuple[Counter[Any], Counter[Any], Whims, Split]:
+) -> tuple[Counter[Any], Counter[Any], SplitWhims, Split]:
     """Batches through a master that splits as it likes, and tasks that are killed and repeated."""
     rng = np.random.default_rng([seed, 20])
     spec = _spec(how, TYPES[seed % len(TYPES)])
@@ -231,7 +217,7 @@ def _play(
     count = 7
     batches = [_tables(spec, rng, int(rng.integers(1, 70)), 1_000 * number) for number in range(count)]
     word = (lambda n: f"key {n}") if pa.types.is_string(spec.left.field("id").type) else (lambda n: n)
-    whims = Whims(rng, [split.key(word(n)) for n in (HOT, HOT + 1, 11)])
+    whims = SplitWhims(rng, [split.key(word(n)) for n in (HOT, HOT + 1, 11)])
     monkeypatch.setattr(master_task, "split_only", whims)
     sooner = int(rng.integers(2))
     found: list[pa.RecordBatch] = []
@@ -420,7 +406,7 @@ def test_workers_keep_nothing_that_matters(tmp_path: Path, monkeypatch: pytest.M
         spec = WindowJoinSpec(schema, schema, parse_on("id"), how, window=parse_windows(10, "t", lateness=3))
         rng = np.random.default_rng(7)
         split = Split(tmp_path / how, spec)
-        monkeypatch.setattr(master_task, "split_only", Whims(rng, [split.key(n) for n in (HOT, HOT + 1)]))
+        monkeypatch.setattr(master_task, "split_only", SplitWhims(rng, [split.key(n) for n in (HOT, HOT + 1)]))
         monkeypatch.setattr(RoutingFiles, "loads", lambda self, since: [SlotLoad(0, 0.0, {})])
         batches, found = [], []
         for number in range(12):
@@ -455,7 +441,7 @@ def test_state_with_hot_keys_is_read_and_divided_without_copies(
         spec, rng = _spec(how, pa.int32()), np.random.default_rng(seed)
         batches = [_tables(spec, rng, 60, 1_000 * number) for number in range(8)]
         split = Split(place, spec)
-        monkeypatch.setattr(master_task, "split_only", Whims(rng, [split.key(HOT), split.key(HOT + 1)]))
+        monkeypatch.setattr(master_task, "split_only", SplitWhims(rng, [split.key(HOT), split.key(HOT + 1)]))
         found = [out for number in range(5) for out in split.batch(number, batches[number])]
         assert split.routing().hot
         state = OpenedState(place)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from watersmeet.spark.rebalance.reorganizing import Epoch, rehomed
+from watersmeet.spark.rebalance.reorganizing import Epoch, SlotLoad, in_place, rehomed
 from watersmeet.spark.rebalance.routing import Routing
 
 
@@ -34,3 +34,18 @@ class Whims:
             self.splits += not back
         self.visits += sum(len(key.homes) > 1 for key in routing.hot)
         return routing
+
+
+class SplitWhims:
+    """In place of `split_only`: splits keys as it likes."""
+
+    def __init__(self, rng: np.random.Generator, keys: Sequence[int]) -> None:
+        self._rng, self._keys, self.splits = rng, list(keys), 0
+
+    def __call__(self, routing: Routing, loads: Sequence[SlotLoad], groups: int, newest: Sequence[int]) -> Routing:
+        before = len(routing.owner)
+        for key in self._rng.choice(self._keys, 1).tolist() if self._rng.random() < 0.6 else ():
+            ways, spread = int(self._rng.integers(2, groups + 1)), int(self._rng.integers(2))
+            routing = rehomed(routing, Epoch(), key, groups, newest, ways, spread, 1.0)
+        self.splits += len(routing.owner) > before
+        return in_place(routing, groups)

@@ -9,7 +9,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,5 +187,9 @@ def remove_directory(path: Place) -> None:
 
 def remove(path: Place) -> None:
     """Remove a file, unless another task was faster."""
-    with suppress(FileNotFoundError):
+    try:
         path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise spill_error(error, f"remove {path}") from error
