@@ -137,7 +137,7 @@ class FilePins:
 
     def let_go(self, owner: str, before: int) -> None:
         """Versions before this one need not be kept for an owner any more."""
-        for name in os.listdir(self._directory):
+        for name in _listed(self._directory):
             found = _HOLD.fullmatch(name)
             if found and found[2] == owner and int(found[1]) < before:
                 with suppress(OSError):
@@ -145,7 +145,7 @@ class FilePins:
 
     def oldest(self) -> int | None:
         """The oldest version that a living reader holds, or that is kept for somebody."""
-        names = os.listdir(self._directory)
+        names = _listed(self._directory)
         versions = [int(found[1]) for name in names if (found := _PIN.fullmatch(name))
                     and not self._removed_as_dead(name)]  # fmt: skip
         versions += [int(found[1]) for name in names if (found := _HOLD.fullmatch(name))]
@@ -195,6 +195,13 @@ class FilePins:
         return pin
 
 
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise spill_error(error, f"list {directory}") from error
+
+
 def _unpin(path: Path, descriptor: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked child shares the lock, but the pin is its parent's
         with suppress(OSError):
@@ -210,7 +217,7 @@ def _close(descriptor: int) -> None:
 
 def _sweep_unfinished(directory: Path) -> None:
     """Remove what a killed writer left half-written; called by the only writer there is."""
-    for name in os.listdir(directory):
+    for name in _listed(directory):
         if _UNFINISHED.fullmatch(name):
             with suppress(OSError):
                 os.unlink(directory / name)
