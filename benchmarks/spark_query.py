@@ -11,7 +11,9 @@ carried out elsewhere, over and over until SECONDS are over, so that Java has co
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -73,14 +75,24 @@ class Account:
         return sum(self.rows[skipped:]) / sum(self.seconds[skipped:])
 
 
-def measure(contestant: str, *steps: Step, warm_up: float = 0.0) -> list[Account]:
-    """Let a new process run these steps, after so many seconds of warming up."""
+def measure(contestant: str, *steps: Step, warm_up: float = 0.0, longest: float | None = None) -> list[Account]:
+    """Let a new process run these steps, after so many seconds of warming up; `subprocess.TimeoutExpired` if it takes
+    longer than it may.
+    """
     told = json.dumps([asdict(step) for step in steps])
     command = [sys.executable, "-m", "benchmarks.spark_query", contestant, told, str(warm_up)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise WatersmeetError(f"{' '.join(command[1:4])} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return [Account(**account) for account in json.loads(done.stdout.splitlines()[-1])]
+    # In a session of its own: the JVM and its workers end with the process that started them, or are ended with it.
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=longest)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise WatersmeetError(f"{' '.join(command[1:4])} failed: {said.strip().splitlines()[-1:]}")
+    return [Account(**account) for account in json.loads(out.splitlines()[-1])]
 
 
 class Watch(threading.Thread):

@@ -40,15 +40,15 @@ _FILTERS = {
 }
 
 
-def asked(question: Question, contestant: str, place: Path, warm: Path) -> Account:
-    """A streaming query over all files, after one over few in the same session."""
+def asked(question: Question, contestant: str, place: Path, warm: Path, longest: float | None = None) -> Account:
+    """A streaming query over all files, after one over few in the same session; an error if both take too long."""
     name = f"nexmark {KINDS[contestant]}"
     with tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as directory:
         steps = [
             Step(str(inputs), f"{directory}/{number}", FILES_PER_BATCH, query=question.name, sums=question.columns)
             for number, inputs in enumerate((warm, place))
         ]
-        return measure(name, *steps)[-1]
+        return measure(name, *steps, longest=longest)[-1]
 
 
 def streams(spark: Any, query: str, who: str, place: Path, files: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from benchmarks import catalogue as benches
+from benchmarks import spark_query
 from benchmarks.rounds import Settings
 from benchmarks.suites import nexmark, page, run
 from benchmarks.suites.catalogue import SUITES
@@ -211,3 +213,31 @@ def test_the_page_in_the_documentation_is_made_of_the_figures_there() -> None:
     results = page.read(page.RESULTS)
     assert page.PAGE.read_text() == page.text(results, page.reasons()), "run python -m benchmarks.suites.page"
     assert all((page.PAGE.parent / "images" / f"suite-{name}.png").is_file() for name in results)
+
+
+def test_figures_are_written_after_each_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a suite, the figures of the questions before are there."""
+    target, asked = tmp_path / "figures.json", []
+    real = run._asked
+
+    def until_the_second(*given: Any) -> Any:
+        asked.append(given)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(run, "_asked", until_the_second)
+    monkeypatch.setattr(run, "ask", lambda task, longest: Answer(FAILED, "it crashed"))
+    with pytest.raises(KeyboardInterrupt):
+        run.main(["db-benchmark"], Settings(scale=0.0001), target)
+    [told] = json.loads(target.read_text())["runs"]
+    assert (told["contestant"], told["outcome"], told["said"]) == ("ours", "failed", "it crashed")
+
+
+def test_a_spark_contestant_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_query.subprocess, "Popen", lambda command, **how: _POPEN(["sleep", "600"], **how))
+    with pytest.raises(subprocess.TimeoutExpired):
+        spark_query.measure("ours", longest=0.1)
+
+
+_POPEN = subprocess.Popen
