@@ -17,7 +17,7 @@ from simulate.world import Trial
 from watersmeet.matching.ledger import Ledger
 from watersmeet.spark.state.directory import GroupState
 
-PARTS, SEEDS = 2, 240
+PARTS, SEEDS = 1, 240
 STEPS = (
     "arrive", "stall", "end", "polls", "snapshots", "restores", "taken up from a snapshot", "clock jumps", "killed",
     "started again", "went on after an error", "runs that spilled", "batches", "batches replayed", "tasks",
