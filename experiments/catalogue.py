@@ -16,6 +16,7 @@ from experiments.hybrid_sweeps import EXPERIMENTS as HYBRID_SWEEPS
 from experiments.kept import Kept
 from experiments.metadata import EXPERIMENTS as METADATA
 from experiments.miner import EXPERIMENTS as MINER
+from experiments.miner_snowflake import EXPERIMENTS as MINER_SNOWFLAKE
 from experiments.mjoin import EXPERIMENTS as MJOIN
 from experiments.mjoin_example import EXPERIMENTS as MJOIN_EXAMPLE
 from experiments.mjoin_plans import EXPERIMENTS as MJOIN_PLANS
@@ -37,6 +38,7 @@ EXPERIMENTS: Sequence[Experiment] = (
     *DINER_FIGURES,
     *DINER_DELAYS,
     *MINER,
+    *MINER_SNOWFLAKE,
     *MJOIN,
     *MJOIN_WINDOWS,
     *MJOIN_PLANS,

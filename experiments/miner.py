@@ -7,19 +7,18 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from experiments import ours
 from experiments.diner_streams import new_arrivals
+from experiments.miner_streams import SHAPES, arriving, possible
 from experiments.model import Cell, Claim, Experiment, Measured, Panel, Results, Verdict
 from experiments.ours import OURS
-from experiments.papers import DINER, MINER, SEEK, TRANSFER, WAIT
+from experiments.papers import DINER, SEEK, TRANSFER, WAIT
 from experiments.simulated import PAIRS, STORED_BYTES, measured, scaled_page
 from watersmeet.core.errors import BudgetError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, Status
-from watersmeet.core.spec import Output
 from watersmeet.drivers.cost_model import CostModel
 from watersmeet.drivers.simulate import simulate
 from watersmeet.engine.sizing import Grain
@@ -27,8 +26,6 @@ from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.miner import Miner
 from watersmeet.joins.multiway.mjoin import MJoin
 from watersmeet.kernels.sorted_runs import ENTRY_BYTES
-from watersmeet.sources.generators import zipf
-from watersmeet.sources.schedules import Schedule, fragments, poisson
 from watersmeet.spill.store import MemoryStore
 
 INPUTS = (2, 3, 4)
@@ -39,112 +36,6 @@ _REACTIVE_FUEL = 256
 _RECORDS = 10
 """Bytes set aside for each input row, for the records of blocks: no paper counts these."""
 _BYTES_A_ROW = 64
-_NAMES = {2: ("r2", "r3"), 3: ("r1", "r2", "r3"), 4: ("r1", "r2", "r3", "r4")}
-_COLUMNS = {"r1": ("a1",), "r2": ("a1", "a2"), "r3": ("a2", "a3"), "r4": ("a3",)}
-_CHAIN = ("r1.a1 = r2.a1", "r2.a2 = r3.a2", "r3.a3 = r4.a3")
-
-
-# -- inputs ------------------------------------------------------------------------------------------------------------
-
-
-def chain_tables(scale: float, seed: int, inputs: int) -> dict[str, pa.Table]:
-    """Two inputs of Zipf keys, and one or two of unique ones; a scale makes the domain smaller, too."""
-    rows, domain = max(20, round(scale * MINER.tuples)), max(20, round(scale * MINER.domain))
-    tables = {}
-    for name in _NAMES[inputs]:
-        columns = {}
-        for number, column in enumerate(_COLUMNS[name]):
-            key = 10 * seed + 2 * int(name[1]) + number
-            if name in ("r1", "r4"):
-                columns[column] = np.random.default_rng([key, 7]).permutation(domain)
-            else:
-                columns[column] = zipf(rows, domain, MINER.skew, key) - 1
-        tables[name] = pa.table(columns)
-    return tables
-
-
-def star_tables(scale: float, seed: int, inputs: int) -> dict[str, pa.Table]:
-    """The same inputs, joined on one attribute."""
-    wanted = {"r1": "a1", "r2": "a2", "r3": "a2", "r4": "a3"}
-    tables = chain_tables(scale, seed, inputs)
-    return {name: table.select([wanted[name]]).rename_columns(["a"]) for name, table in tables.items()}
-
-
-def chain_spec(inputs: int) -> MultiSpec:
-    """The paper's chain, or the part of it that two or three inputs have."""
-    names = _NAMES[inputs]
-    on = [each for each in _CHAIN if all(end.split(".")[0].strip() in names for end in each.split("="))]
-    schemas = {name: pa.schema([(column, pa.int64()) for column in _COLUMNS[name]]) for name in names}
-    return MultiSpec.of(schemas, on, Output.COUNTS)
-
-
-def star_spec(inputs: int) -> MultiSpec:
-    """All inputs on one attribute."""
-    names = _NAMES[inputs]
-    on = [f"{a}.a = {b}.a" for a, b in pairwise(names)]
-    return MultiSpec.of(dict.fromkeys(names, pa.schema({"a": pa.int64()})), on, Output.COUNTS)
-
-
-def arriving(tables: Mapping[str, pa.Table], seed: int, delay: float = 0.0) -> Schedule:
-    """All inputs at one rate; with a delay, in ten fragments with a silence after each, as a part of its length.
-
-    Inputs of keys are smaller and so end sooner.
-    """
-    times = [
-        fragments(table.num_rows, DINER.fragments, DINER.gap, delay, seed=1000 * seed + number)
-        if delay
-        else poisson(table.num_rows, 1 / DINER.gap, 1000 * seed + number)
-        for number, table in enumerate(tables.values())
-    ]
-    return Schedule(list(tables.values()), times)
-
-
-def _counts(column: pa.ChunkedArray, domain: int) -> npt.NDArray[np.float64]:
-    return np.bincount(column.to_numpy(), minlength=domain).astype(np.float64)
-
-
-def chain_total(tables: Mapping[str, pa.Table]) -> int:
-    """All results: every row of the middle inputs has one partner at most among the keys."""
-    return int(_counts(tables["r2"]["a2"], MINER.domain) @ _counts(tables["r3"]["a2"], MINER.domain))
-
-
-def star_total(tables: Mapping[str, pa.Table]) -> int:
-    """All results of a join on one attribute."""
-    product = np.ones(MINER.domain)
-    for table in tables.values():
-        product *= _counts(table["a"], MINER.domain)
-    return int(product.sum())
-
-
-def possible(tables: Mapping[str, pa.Table], memory_rows: int) -> float:
-    """About the share of a chain's results that the best choice of rows would give online.
-
-    It is an estimate, of a memory that is full from the beginning and of which all inputs have equal parts to the end.
-    A pair of rows comes online only if the first to arrive is still in memory when the second does. Of a value that is
-    n times in each middle input, of which k are in memory, that is about 1 - (1 - k/n)^2 of all pairs; so memory is
-    best used by taking from the most frequent values until all have equally many rows outside. And those rows find
-    the keys that they refer to only if these are in memory: at best the most frequent ones.
-    """
-    keys = [name for name in tables if name in ("r1", "r4")]
-    share = memory_rows // len(tables)
-    kept_keys = {name: min(share, tables[name].num_rows) for name in keys}
-    rows = (memory_rows - sum(kept_keys.values())) // 2
-    counts = np.sqrt(_counts(tables["r2"]["a2"], MINER.domain) * _counts(tables["r3"]["a2"], MINER.domain))
-    found = float((counts**2 - np.minimum(counts, _level(counts, rows)) ** 2).sum() / (counts**2).sum())
-    for name, middle, column in (("r1", "r2", "a1"), ("r4", "r3", "a3")):
-        if name in tables:
-            references = np.sort(_counts(tables[middle][column], MINER.domain))[::-1]
-            found *= float(references[: kept_keys[name]].sum() / references.sum())
-    return found
-
-
-def _level(counts: npt.NDArray[np.float64], rows: int) -> float:
-    """How many rows of each value stay outside if so many are taken, always from the most frequent."""
-    falling = np.sort(counts)[::-1]
-    taken = np.cumsum(falling) - falling * np.arange(1, len(falling) + 1)
-    values = int(np.searchsorted(taken, rows, side="right"))
-    return max(0.0, float((falling[:values].sum() - rows) / values))
-
 
 Joins = Miner | MJoin | ManyConfluence
 
@@ -186,7 +77,7 @@ def memory_for(join: str, shape: str, inputs: int, rows: int, records: int, bloc
 
 
 def _rows_before_spill(join: str, shape: str, inputs: int, memory: int, most: int, records: int, block: int) -> int:
-    spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
+    spec = SHAPES[shape].spec(inputs)
     held = 0
     try:
         operator = _make(join, spec, memory, most, records, 0, block)
@@ -217,8 +108,7 @@ def _run(
     whole: bool = False,
 ) -> Measured:
     small_block, part = scaled_page(DINER.block_tuples, scale)
-    tables = (chain_tables if shape == "chain" else star_tables)(part, seed, inputs)
-    spec = chain_spec(inputs) if shape == "chain" else star_spec(inputs)
+    tables, spec = SHAPES[shape].tables(part, seed, inputs), SHAPES[shape].spec(inputs)
     schedule = arriving(tables, seed, delay)
     rows = round(memory * schedule.total_rows)
     # MINER writes and reads blocks, of which there are as many for each row at any scale. Smaller will not do: what
@@ -241,10 +131,11 @@ def _run(
         buffer_rows=rows,
         online_only=not whole,
     )
-    total = chain_total(tables) if shape == "chain" else star_total(tables)
-    found = measured(trace, total)
+    found = measured(trace, SHAPES[shape].total(tables))
     attributes = sum(len(each) for each in spec.attributes) / len(spec.names)
     more = {"indexes": attributes * (ENTRY_BYTES // 2) / DINER.tuple_bytes}
+    if whole:
+        more["found"] = trace.total / found.values["total"]
     if shape == "chain":
         more["possible"] = possible(tables, rows)
     return Measured({**found.values, **more}, found.curves)
@@ -263,6 +154,13 @@ def delayed(scale: float, seed: int, inputs: int, delay: float, join: str = "MIN
 def star(scale: float, seed: int, join: str, inputs: int, memory: float, whole: bool = False) -> Measured:
     """Inputs on one attribute; `whole` is with the clean-up."""
     return _run(join, "star", inputs, memory, scale, seed, whole=whole)
+
+
+def snowflake(
+    scale: float, seed: int, join: str, inputs: int, memory: float, delay: float = 0.0, whole: bool = False
+) -> Measured:
+    """The snowflake; `whole` is with the clean-up."""
+    return _run(join, "snowflake", inputs, memory, scale, seed, delay, whole)
 
 
 # -- what is said of them ----------------------------------------------------------------------------------------------

@@ -32,24 +32,33 @@ def test_first_and_last_cells_run_at_a_tiny_scale(name: str, modules: Any) -> No
 
 
 def test_what_is_possible_is_everything_in_enough_memory_and_less_in_less(modules: Any) -> None:
-    miner = modules("miner")
+    streams = modules("miner_streams")
     for inputs in (2, 3, 4):
-        tables = miner.chain_tables(0.01, 3, inputs)
+        tables = streams.chain_tables(0.01, 3, inputs)
         rows = sum(table.num_rows for table in tables.values())
-        shares = [miner.possible(tables, part * rows // 20) for part in (1, 2, 4, 10, 40)]
+        shares = [streams.possible(tables, part * rows // 20) for part in (1, 2, 4, 10, 40)]
         assert shares == sorted(shares) and shares[0] > 0.05 and shares[-1] == pytest.approx(1)
     # Two values, 6 and 2 times on each side; 3 rows of a side in memory are best all of the first: 1 - (3/6)^2 of 36.
     tables = {name: pa.table({"a2": [0] * 6 + [1] * 2}) for name in ("r2", "r3")}
-    assert miner.possible(tables, 6) == pytest.approx(27 / 40)
+    assert streams.possible(tables, 6) == pytest.approx(27 / 40)
 
 
 @pytest.mark.parametrize("inputs", [2, 3, 4])
 def test_totals_are_those_of_the_oracle(inputs: int, modules: Any) -> None:
-    miner = modules("miner")
-    tables = miner.chain_tables(0.0005, 3, inputs)
-    assert miner.chain_total(tables) == len(reference_combinations(list(tables.values()), miner.chain_spec(inputs)))
-    tables = miner.star_tables(0.0005, 3, inputs)
-    assert miner.star_total(tables) == len(reference_combinations(list(tables.values()), miner.star_spec(inputs)))
+    streams = modules("miner_streams")
+    tables = streams.chain_tables(0.0005, 3, inputs)
+    assert streams.chain_total(tables) == len(reference_combinations(list(tables.values()), streams.chain_spec(inputs)))
+    tables = streams.star_tables(0.0005, 3, inputs)
+    assert streams.star_total(tables) == len(reference_combinations(list(tables.values()), streams.star_spec(inputs)))
+
+
+def test_a_snowflake_has_the_results_of_the_oracle_and_miner_finds_them_all(modules: Any) -> None:
+    miner, streams = modules("miner"), modules("miner_streams")
+    tables, spec = streams.snowflake_tables(0.0005, 3, 5), streams.snowflake_spec(5)
+    assert len(tables["r3"].column_names) == 3 == len(spec.attributes[spec.names.index("r3")])
+    assert streams.chain_total(tables) == len(reference_combinations(list(tables.values()), spec))
+    whole = miner.snowflake(0.02, 1, join="MINER", inputs=5, memory=0.2, whole=True).values
+    assert whole["found"] == 1 and 0 < whole["share"] < 1
 
 
 @pytest.mark.parametrize("inputs", [2, 3])

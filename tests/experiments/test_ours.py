@@ -12,7 +12,17 @@ from watersmeet.cli import reproduce
 
 WITH_OURS = ["rpj-8", "rpj-9", "rpj-10", "rpj-11", "rpj-12", "rpj-flush"]
 WITH_OURS += ["diner-7/8", "diner-9", "diner-10", "diner-11/12", "diner-13", "diner-14", "diner-15", "diner-16"]
-WITH_OURS += ["diner-17", "diner-18", "diner-gap", "miner-20", "miner-21", "miner-22", "mjoin-11", "mjoin-15"]
+WITH_OURS += [
+    "diner-17",
+    "diner-18",
+    "diner-gap",
+    "miner-20",
+    "miner-21",
+    "miner-22",
+    "miner-snowflake",
+    "mjoin-11",
+    "mjoin-15",
+]
 
 
 @pytest.fixture
