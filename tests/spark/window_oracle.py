@@ -45,7 +45,8 @@ def arrival_order(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> 
     """Both inputs in the order in which their rows count as having come, and the order of the inputs of all rows.
 
     Within a batch, that is: late rows of the left input, late rows of the right one, then all others; each in the order
-    of their times. What is late is told by the batches before.
+    of their times. What is late is told by the batches before. Rows without a key never reach a task, unless they come
+    out alone: they tell no time.
     """
     assert spec.window.time is not None
     names = spec.window.time
@@ -58,7 +59,8 @@ def arrival_order(spec: WindowJoinSpec, batches: list[list[pa.RecordBatch]]) -> 
         counts = []
         for side in (0, 1):
             times = comparable_values(columns[side], columns[1 - side].type)
-            known = [i for i, time in enumerate(times) if time is not None]
+            left_out = () if spec.kind.preserved[side] else [tables[side].column(name) for name in spec.keys(side)]
+            known = [i for i, time in enumerate(times) if time is not None and all(key[i].is_valid for key in left_out)]
             known.sort(key=lambda i: times[i])
             pieces[side].append(tables[side].take(pa.array(known, pa.int64())))
             mark = newest[side]

@@ -358,7 +358,7 @@ class TaggedPairs(PairBuffer):
         self, spec: QueriesSpec, codec: KeyCodec, plans: tuple[RowPlan, ...], capacity: int, wide: bool = False
     ) -> None:
         super().__init__(spec.untagged, codec, plans, capacity, wide)
-        self._schema = spec.schema
+        self._tagged = spec.schema
         self.queries: QuerySets
         """Set as soon as they are there."""
         self._side = 0
@@ -403,7 +403,7 @@ class TaggedPairs(PairBuffer):
         pairs = left, lefts[some], right, rights[some], windows, by_window[some]
         batch = self._put_together(arrays, len(sides[0][1]))
         tags = self.queries.tags(pairs, counts[some])
-        return pa.RecordBatch.from_arrays([*batch.columns, tags], schema=self._schema), batch.num_rows
+        return pa.RecordBatch.from_arrays([*batch.columns, tags], schema=self._tagged), batch.num_rows
 
 
 def _columns(rows: tuple[Rows, Numbers], *columns: int) -> tuple[Rows, tuple[int, ...], Numbers]:

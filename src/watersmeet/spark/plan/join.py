@@ -138,7 +138,7 @@ def join(
         assert directory is not None
         master = MasterTask(
             spec, factory.fingerprint, groups, (groups, groups), 0.0, directory, retain, factory.described(),
-            moves=False, grows=True,
+            moves=False, grows=True, made=task.made,
         )  # fmt: skip
         rows = tagging.routed(left, right, answered(master, session), groups, moves=False)
     else:

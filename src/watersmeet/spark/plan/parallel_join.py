@@ -106,7 +106,7 @@ def parallel_join(
     )
     task = SlotTask(
         plan.factory, tagging.layout, plan.memory, count, plan.state, plan.retain, delayed, parse_memory(cache),
-        numbered=places_by_id(),
+        numbered=places_by_id(), made=master.made,
     )  # fmt: skip
     rows = tagging.routed(*plan.frames, answer, bounds[1], moves=True)
     measured = rows.mapInArrow(portable(task, session), with_measures(plan.results))

@@ -157,7 +157,7 @@ def _split(
     )
     task = SlotTask(
         plan.factory, tagging.layout, plan.memory, groups, plan.state, plan.retain, delayed, cache, numbered=True,
-        moves=False,
+        moves=False, made=master.made,
     )  # fmt: skip
     rows = tagging.routed(*plan.frames, answered(master, session), groups, moves=False)
     return rows.mapInArrow(portable(task, session), with_measures(plan.results))

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,8 @@ class MasterTask:
     """Whether groups move between slots; else each stays in one of its own, and only hot keys are split."""
     grows: bool = False
     """Whether inputs may have new columns."""
+    made: int = field(default_factory=time.time_ns, compare=False)
+    """When the query was put together: see `state.lineage`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one row with one."""
@@ -215,6 +217,7 @@ class MasterTask:
         owner = Owner(
             self.fingerprint, self.groups, query, "groups" if self.moves else "partitions",
             self.spec.tick if isinstance(self.spec, WindowJoinSpec) else None, describe, grows=self.grows,
+            made=self.made,
         )  # fmt: skip
         directory = StateDirectory(state_place(self.state), owner, batch, self.retain)
         files = RoutingFiles(directory)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +64,8 @@ class SlotTask:
     """Whether a task's number is that of its slot."""
     moves: bool = True
     """Whether groups move between slots."""
+    made: int = field(default_factory=time.time_ns, compare=False)
+    """When the query was put together: see `state.lineage`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -97,7 +99,7 @@ class _Slot:
         describe = partial(task.factory.described, "parallel_join" if task.moves else "window_join")
         owner = Owner(
             task.factory.fingerprint, task.groups, query, "groups" if task.moves else "partitions",
-            task.factory.spec.tick, describe, grows=not task.moves and task.factory.grows,
+            task.factory.spec.tick, describe, grows=not task.moves and task.factory.grows, made=task.made,
         )  # fmt: skip
         self._directory = StateDirectory(place, owner, batch, task.retain, task.cache_bytes)
         self._files = RoutingFiles(self._directory)

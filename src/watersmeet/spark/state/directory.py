@@ -92,6 +92,8 @@ class Owner:
     """Whether inputs may have columns behind those that the state knows (see `task.new_columns`)."""
     splits: bool = True
     """Whether hot keys may have homes of their own, which rows are sent to (see `rebalance.routing`)."""
+    made: int = 0
+    """When the query was put together, on the driver: see `lineage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class StateDirectory:
         for name in ("batches", "runs"):
             refuse_link_in(path, name)
         self._check_owner(owner)
-        self._lineage = enter(path / "runs", batch.run, batch.number)
+        self._lineage = enter(path / "runs", batch.run, batch.number, owner.made)
         self._begin()
         if in_bucket(path):
             _BEGUN[str(path)] = (
@@ -278,20 +280,16 @@ class StateDirectory:
     def _forget_from(self, number: int, tokens: set[str], replayed: bool = False) -> None:
         """Drop what earlier runs of the query kept of this batch and of later ones.
 
-        Of a batch that is only replayed, versions that carry their results stay: the sink may have taken these.
+        Of a batch that is only replayed, all stays until it is swept: a version that carries its results may have
+        reached the sink, or may be published at this very moment, by a task that has outlived its driver.
         """
         groups: Iterable[Place] = self.path.glob("group-*")
         for group in groups:
             if group_number(group.name, self._division) is None:
                 continue
             refuse_link_in(self.path, group.name)
-            names = names_in(group)
-            stays = replayed and any(
-                batch_of(name) == number and name.startswith(_MANIFEST) and _carries_results(group / name)
-                for name in names
-            )
-            for name in names:
-                if batch_of(name) >= number + stays and token_of(name) in tokens:
+            for name in names_in(group):
+                if batch_of(name) >= number + replayed and token_of(name) in tokens:
                     remove(group / name)
 
     def _mark(self, number: int) -> Place:
@@ -459,15 +457,6 @@ class GroupState:
         if found.get("format") != FORMAT or found.get("batch") != batch:
             raise SnapshotError(f"{path} is not the manifest of batch {batch}; put back the one that was there")
         return found
-
-
-def _carries_results(manifest: Place) -> bool:
-    try:
-        return RESULTS in read_json(manifest)
-    except SnapshotError:
-        if manifest.exists():
-            raise
-        return False  # another task of the batch has dropped it
 
 
 def files_of(manifest: dict[str, Any]) -> frozenset[str]:

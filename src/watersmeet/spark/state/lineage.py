@@ -9,6 +9,11 @@ run enters its name in a list before it touches anything, and the list decides:
 
 Only the last run may begin batches. What a run before it still leaves behind bears that run's name, and is not looked
 at for the batches that it no longer answers for.
+
+Which run is the last one is told by the list, but for those that have never entered it: a driver may die before any of
+its tasks has begun, and one of them may begin when the next run has long been at work. So each entry says when its
+query was put together, on the driver, and a run of an earlier one than the last does not enter any more. (Without that
+it would be taken for the last run, and void what the true one has done: seeds of `make simulate` show it.)
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from watersmeet.core.errors import SnapshotError
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json
@@ -59,17 +65,26 @@ class Lineage:
             found.append(earlier)
         return found
 
+    @property
+    def tokens(self) -> set[str]:
+        """Of all runs."""
+        return {token(run) for run, _ in self.runs}
+
     def before(self, run: str) -> set[str]:
         """The runs that came before this one."""
         names = [each for each, _ in self.runs]
         return set(names[: names.index(run)])
 
 
-def enter(directory: Place, run: str, batch: int) -> Lineage:
-    """The runs up to this one, which is entered with the batch it begins with; an error if a later one has been."""
+def enter(directory: Place, run: str, batch: int, made: int) -> Lineage:
+    """The runs up to this one, which is entered with the batch it begins with; an error if a later one has been.
+
+    :param made: when its query was put together, in nanoseconds of the driver's clock
+    """
     make_directory(directory)
     while True:
-        runs = tuple(_read(directory))
+        entries = list(_read(directory))
+        runs = tuple((each, first) for each, first, _ in entries)
         if run in (each for each, _ in runs):
             if runs[-1][0] == run:
                 return Lineage(runs)
@@ -77,17 +92,29 @@ def enter(directory: Place, run: str, batch: int) -> Lineage:
                 f"the query has been started again since batch {batch} was begun; this attempt belongs to an earlier "
                 f"start ({run}) and changes nothing"
             )
-        entry = checked_json({"run": run, "first": batch})
+        latest = max((other for _, _, other in entries), default=0)
+        if made < latest:
+            raise SnapshotError(
+                f"the query was put together at {_time(made)}, before that of its last start ({_time(latest)}), so "
+                f"this attempt is taken for that of an earlier start and changes nothing; if it is the later one, call "
+                f"wms.join, or whichever verb it is, again before starting it, and see to the driver's clock"
+            )
+        entry = checked_json({"run": run, "first": batch, "made": made})
         if publish(directory / f"{len(runs):06d}", entry, first_wins=True):
             return Lineage((*runs, (run, batch)))
 
 
+def _time(nanoseconds: int) -> str:
+    return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
+
+
 def known_runs(directory: Place) -> Lineage:
     """The runs there are, for somebody who only looks."""
-    return Lineage(tuple(_read(directory)))
+    return Lineage(tuple((run, first) for run, first, _ in _read(directory)))
 
 
-def _read(directory: Place) -> Iterator[tuple[str, int]]:
+def _read(directory: Place) -> Iterator[tuple[str, int, int]]:
+    """The runs in their order: their names, their first batches, and when their queries were put together."""
     for place, name in enumerate(sorted(name for name in names_in(directory) if name.isdecimal())):
         if int(name) != place:
             raise SnapshotError(
@@ -96,18 +123,18 @@ def _read(directory: Place) -> Iterator[tuple[str, int]]:
         yield _entry(directory / name)
 
 
-_ENTRIES: dict[str, tuple[str, int]] = {}
+_ENTRIES: dict[str, tuple[str, int, int]] = {}
 """Of runs in buckets: what their entries say, which never changes."""
 
 
-def _entry(path: Place) -> tuple[str, int]:
+def _entry(path: Place) -> tuple[str, int, int]:
     known = _ENTRIES.get(str(path)) if in_bucket(path) else None
     if known is None:
         found = read_json(path)
-        run, first = found.get("run"), found.get("first")
-        if not isinstance(run, str) or not isinstance(first, int):
+        run, first, made = found.get("run"), found.get("first"), found.get("made", 0)
+        if not isinstance(run, str) or not isinstance(first, int) or not isinstance(made, int):
             raise SnapshotError(f"{path} tells of no run of the query; put back a sound copy of it")
-        known = run, first
+        known = run, first, made
         if in_bucket(path):
             _ENTRIES[str(path)] = known
     return known

@@ -62,12 +62,15 @@ class Marks:
         publish(self._path / f"{_MARK}{self._batch.number}-{token(self._batch.run)}-{group:04d}{times}", b"")
 
     def _clean(self, names: Sequence[str], base: int) -> None:
-        """Drop marks that have been added up, sums that nobody can go back to, and what is void."""
-        oldest = min(base, self._batch.number - self._retain)
+        """Drop marks that have been added up, sums that nobody can go back to, and what is void.
+
+        What a run has left that this task has never heard of stays: it may be a later one.
+        """
+        oldest, known = min(base, self._batch.number - self._retain), self._lineage.tokens
         for name in names:
             batch = batch_of(name)
             needed = batch >= (oldest if name.startswith(_KNOWN) else base) and _is_valid(name, self._lineage)
-            if not needed and batch >= 0:
+            if not needed and batch >= 0 and token_of(name) in known:
                 remove(self._path / name)
 
 

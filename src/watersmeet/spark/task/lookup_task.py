@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,6 +142,8 @@ class LookupTask:
     state: str | None = None
     retain: int = 100
     cache_bytes: int = CACHE_BYTES
+    made: int = field(default_factory=time.time_ns, compare=False)
+    """When the query was put together: see `state.lineage`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer the rows of one partition."""
@@ -171,7 +173,7 @@ class LookupTask:
         if self.state is None:
             return None
         batch, query = current_batch()
-        owner = Owner(f"{self.spec.fingerprint}-lookup", 1, query)
+        owner = Owner(f"{self.spec.fingerprint}-lookup", 1, query, made=self.made)
         return StateDirectory(state_place(self.state), owner, batch, self.retain, self.cache_bytes)
 
     def _version(self, directory: StateDirectory | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -66,6 +66,8 @@ class OperatorTask:
     """Whether the last column of the rows holds signs."""
     by_id: bool = True
     """Whether Spark is given the numbers of groups."""
+    made: int = field(default_factory=time.time_ns, compare=False)
+    """When the query was put together: see `state.lineage`."""
     splits: ClassVar[bool] = False
     """Whether hot keys may have homes of their own."""
 
@@ -92,6 +94,7 @@ class OperatorTask:
         owner = Owner(
             self.factory.fingerprint, self.groups, query, describe=self.factory.described, by_id=self.by_id,
             grows=isinstance(self.factory, SettlingFactory) and self.factory.settles, splits=self.splits,
+            made=self.made,
         )  # fmt: skip
         begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         if isinstance(self.factory, SettlingFactory) and self.factory.settles:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,6 +63,8 @@ class WindowTask:
     """Of state elsewhere: what may be kept of it on this machine."""
     numbered: bool = False
     """Whether rows are sent to tasks by their groups' numbers, so that a task without rows knows its group, too."""
+    made: int = field(default_factory=time.time_ns, compare=False)
+    """When the query was put together: see `state.lineage`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the rows of one partition."""
@@ -82,7 +84,7 @@ class WindowTask:
         batch, query = current_batch()
         owner = Owner(
             self.factory.fingerprint, self.groups, query, tick=self.factory.spec.tick, describe=self.factory.described,
-            by_id=self.numbered, grows=self.factory.grows, splits=False,
+            by_id=self.numbered, grows=self.factory.grows, splits=False, made=self.made,
         )  # fmt: skip
         begin = partial(StateDirectory, path, owner, batch, self.retain, self.cache_bytes)
         with closing(self._arrivals()) as arrivals:
