@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from benchmarks import catalogue as benches
 from benchmarks import spark_query
 from benchmarks.rounds import Settings
 from benchmarks.suites import nexmark, page, run
@@ -174,7 +173,6 @@ def test_suites_are_named(names: list[str], capsys: pytest.CaptureFixture[str]) 
     assert cli.run(["bench", *names]) == cli.USAGE_ERROR
     assert "nexmark, datafusion-24768, db-benchmark, tpch, alliance, growth" in capsys.readouterr().err
     assert [suite.name for suite in run.chosen(["all"])] == list(SUITES)
-    assert not set(SUITES) & set(benches.BENCHMARKS)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

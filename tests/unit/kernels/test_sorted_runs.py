@@ -104,6 +104,7 @@ def test_rows_that_were_in_memory_together_are_left_out() -> None:
     probe = RangeProbe(np.array([5, 5]), np.array([5, 5]), np.array([5, 5]))
     probe.arrived, probe.departed = np.array([2, 8]), np.array([7, 9])
     out = np.empty(8, np.int32), np.empty(8, np.int32)
-    found, visited = index.probe(probe, 100, *out, row_arrived=arrived, row_departed=departed)
+    slots = np.array([0, 1, 2], np.uint16)
+    found, visited = index.probe(probe, 100, *out, row_arrived=arrived, row_slots=slots, slot_departed=departed)
     pairs = set(zip(out[0][:found].tolist(), out[1][:found].tolist(), strict=True))
     assert pairs == {(0, 2), (1, 0), (1, 1), (1, 2)} and visited >= 6
