@@ -47,12 +47,11 @@ check: setup
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo
 
-# The linters beside the tests: mypy takes half a minute of one processor. What they say comes last, and either may fail. More tests
-# at once than processors, for those on Spark mostly wait for its processes to start.
+# The linters beside the tests: mypy takes half a minute of one processor. What they say comes last, and either may fail.
 test: setup java browser
 	@said=$$(mktemp); linters=; trap 'rm -f "$$said"; kill $$linters 2>/dev/null' EXIT; trap 'exit 1' HUP INT TERM; \
 	$(MAKE) --no-print-directory check >"$$said" 2>&1 & linters=$$!; \
-	$(BIN)/pytest -q -n 4 --dist worksteal $(ARGS); tests=$$?; \
+	$(BIN)/pytest -q -n 2 --dist worksteal $(ARGS); tests=$$?; \
 	wait $$linters; lint=$$?; cat "$$said"; exit $$((tests ? tests : lint))
 
 chaos: setup java

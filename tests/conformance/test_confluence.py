@@ -276,4 +276,4 @@ def test_mutant_of_bands_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch)
     owner, rule, broken = BAND_MUTANTS[mutant]
     monkeypatch.setattr(owner, rule, broken)
     with pytest.raises(ConformanceError, match=WRONG):
-        run_many("band", {})
+        run_many("bands", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time as clock
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -128,17 +129,17 @@ def join(
     tagging = kind(schemas, key_columns(spec, schemas), groups, signed, preserved=spec.kind.preserved)
     times = time_columns(spec, time)
     check_memory(budget, factory)
-    retain, session = retained_batches(left), left.sparkSession
+    retain, session, made = retained_batches(left), left.sparkSession, clock.time_ns()
     task = (SplitTask if splits else OperatorTask)(
         factory, tagging.layout, budget, groups, checked_fuel(fuel), directory, retain, times, parse_memory(cache),
-        signed, places_by_id(),
+        signed, places_by_id(), made,
     )  # fmt: skip
     if splits:
         assert isinstance(tagging, RoutedTagging)
         assert directory is not None
         master = MasterTask(
             spec, factory.fingerprint, groups, (groups, groups), 0.0, directory, retain, factory.described(),
-            moves=False, grows=True, made=task.made,
+            moves=False, grows=True, made=made,
         )  # fmt: skip
         rows = tagging.routed(left, right, answered(master, session), groups, moves=False)
     else:
