@@ -242,6 +242,13 @@ class TestTimes:
         again.tell(3, (NEVER, 20))
         assert StateView(tmp_path).reached(1) == (10e-6, 20e-6)
 
+    def test_a_task_of_an_earlier_run_leaves_those_of_a_later_one(self, tmp_path: Path) -> None:
+        self.begin(tmp_path, 0).tell(0, (10, 10))
+        outlived = self.begin(tmp_path, 1)  # it knows of the runs there are now, and looks when the next one is at work
+        self.begin(tmp_path, 1, "run-2").tell(2, (NEVER, 20))
+        assert outlived.before() == [10, 10]
+        assert self.begin(tmp_path, 2, "run-2").before() == [10, 20]
+
     def test_what_was_dropped_is_not_known_and_integers_stay_as_they_are(self, tmp_path: Path) -> None:
         for number in range(14):
             batch = self.begin(tmp_path, number, tick=None)

@@ -11,11 +11,11 @@ from watersmeet.kernels.addressed import read64
 from watersmeet.kernels.compile import inlined, kernel
 
 _LONG = 32
+"""Rows of one bucket, from which on a key among them is found by halving."""
 _STRIDE = 512
 """Rows that are sifted at once."""
 FINER = 4
-"""Bits of a hash by which marks are finer than buckets: most hashes that are equal to none meet no mark."""
-"""Rows of one bucket, from which on a hash among them is found by halving."""
+"""Bits of a key by which marks are finer than buckets: most keys that nobody looks for meet no mark."""
 
 
 @kernel
@@ -81,24 +81,31 @@ def probe_sorted(
 
 
 @kernel
-def divide_sorted(hashes: Uint64, first: Any, shift: int, starts: Int32, marked: Uint64) -> None:
-    """Where each of `starts.size - 1` buckets begins among ascending hashes: they stand by their distance from `first`
-    in steps of two to the power of `shift`. In `marked` there is a bit for each sixteenth of a bucket: whether there
-    are any.
+def divide_sorted(low: Uint64, high: Uint64, first: Any, shift: int, starts: Int32, marked: Uint64) -> None:
+    """Prepare ranges, from low[i] to high[i], both of which ascend, for keys that look for those that hold them.
+
+    Keys stand by their distance from `first` in steps of two to the power of `shift`, in `starts.size - 1` buckets; of
+    each bucket, `starts` tells the first range that ends there or later. In `marked` there is a bit for each sixteenth
+    of a bucket: whether any range reaches into it. Where keys must be the same, both ends are one array.
     """
     buckets = starts.shape[0] - 1
     finer = np.uint64(max(0, shift - FINER))
     marked[:] = 0
     bucket = 0
-    for i in range(hashes.shape[0]):
-        place = (hashes[i] - first) >> finer
-        marked[place >> np.uint64(6)] |= np.uint64(1) << (place & np.uint64(63))
-        own = np.int64((hashes[i] - first) >> np.uint64(shift))
+    unmarked = np.uint64(0)
+    for i in range(low.shape[0]):
+        last = (high[i] - first) >> finer
+        place = max((low[i] - first) >> finer, unmarked)
+        while place <= last:
+            marked[place >> np.uint64(6)] |= np.uint64(1) << (place & np.uint64(63))
+            place += np.uint64(1)
+        unmarked = max(unmarked, place)
+        own = np.int64((high[i] - first) >> np.uint64(shift))
         while bucket <= own:
             starts[bucket] = i
             bucket += 1
     while bucket <= buckets:
-        starts[bucket] = hashes.shape[0]
+        starts[bucket] = low.shape[0]
         bucket += 1
 
 
@@ -125,7 +132,7 @@ def bounds_in_runs(addresses: Int64, first: Any, last: Any, lows: Int64, highs: 
 
 @inlined
 def _sift(marked: Any, first: Any, finer: Any, address: Any, row: Any, stop: Any, kept: Any) -> Any:
-    """Which rows from one up to another may have an equal hash; returns how many.
+    """Which rows from one up to another may have a key that is looked for; returns how many.
 
     Most have none, and the few that do cannot be foreseen: so nothing is decided by jumps here.
     """
@@ -139,7 +146,8 @@ def _sift(marked: Any, first: Any, finer: Any, address: Any, row: Any, stop: Any
 
 @kernel
 def scan_runs(
-    hashes: Uint64,
+    low: Uint64,
+    high: Uint64,
     marks: Int64,
     starts: Int32,
     marked: Uint64,
@@ -156,23 +164,25 @@ def scan_runs(
     out_row: Numbers,
     found: int,
 ) -> tuple[int, int]:
-    """Go through the hashes of runs, from the one at the cursor up to `stop`, and find equal ones among the sorted
-    `hashes`, which `divide_sorted` has divided. A pair counts if the mark of its hash is above the run's threshold.
+    """Go through the keys of runs, from the one at the cursor up to `stop`, and find all ranges, from low[i] to
+    high[i], that hold them; `divide_sorted` has divided these. A pair counts if the range's mark is above the run's
+    threshold. As both ends ascend, ranges that hold a key follow each other.
 
     Writes pairs from `found` on, of which the rows are numbered with their run, until the buffers are full or about
-    `most` rows were passed. The cursor tells the run, the row there, and the hash to go on with (-1: its first).
+    `most` rows were passed. The cursor tells the run, the row there, and the range to go on with (-1: its first).
     Returns the pairs now in the buffers, and how many rows were passed.
     """
     capacity = out_probe.shape[0]
+    many = low.shape[0]
     finer = np.uint64(max(0, shift - FINER))
     kept = np.empty(_STRIDE, np.int64)
     passed = 0
     run, row, link = cursor[0], cursor[1], cursor[2]
     while run < stop:
-        address, high, threshold = addresses[run], highs[run], thresholds[run]
+        address, top, threshold = addresses[run], highs[run], thresholds[run]
         row = max(row, lows[run])
-        while row < high:
-            behind = min(high, row + _STRIDE, row + most - passed)
+        while row < top:
+            behind = min(top, row + _STRIDE, row + most - passed)
             count = _sift(marked, first, finer, address, row, behind, kept)
             for k in range(count):
                 wanted = np.uint64(read64(address + 8 * kept[k]))
@@ -183,15 +193,17 @@ def scan_runs(
                     i = link
                     link = -1
                 elif end - i > _LONG:
-                    top = end
-                    while i < top:
-                        middle = (i + top) // 2
-                        if hashes[middle] < wanted:
+                    while i < end:
+                        middle = (i + end) // 2
+                        if high[middle] < wanted:
                             i = middle + 1
                         else:
-                            top = middle
-                while i < end and hashes[i] <= wanted:
-                    if hashes[i] == wanted and marks[i] > threshold:
+                            end = middle
+                else:
+                    while i < end and high[i] < wanted:
+                        i += 1
+                while i < many and low[i] <= wanted:
+                    if marks[i] > threshold:
                         if found == capacity:
                             cursor[0], cursor[1], cursor[2] = run, kept[k], i
                             return found, passed + kept[k] - row
@@ -201,74 +213,6 @@ def scan_runs(
                     i += 1
             passed += behind - row
             row = behind
-            if passed >= most:
-                cursor[0], cursor[1], cursor[2] = run, row, -1
-                return found, passed
-        run += 1
-        row = np.int64(0)
-    cursor[0], cursor[1], cursor[2] = run, 0, -1
-    return found, passed
-
-
-@kernel
-def slide_over_runs(
-    low: Uint64,
-    high: Uint64,
-    marks: Int64,
-    addresses: Int64,
-    lows: Int64,
-    highs: Int64,
-    thresholds: Int64,
-    cursor: Int64,
-    stop: int,
-    most: int,
-    out_probe: Int32,
-    out_row: Numbers,
-    found: int,
-) -> tuple[int, int]:
-    """The same as `scan_runs` for ranges: a key of a run is within those from low[i] to high[i], both included.
-
-    As both ends ascend, those that hold a key follow each other, and begin ever further on as keys rise.
-    """
-    capacity = out_probe.shape[0]
-    many = low.shape[0]
-    passed = 0
-    run, row, link = cursor[0], cursor[1], cursor[2]
-    while run < stop:
-        address, top, threshold = addresses[run], highs[run], thresholds[run]
-        row = max(row, lows[run])
-        begin = np.int64(0)
-        while row < top:
-            wanted = np.uint64(read64(address + 8 * row))
-            # Steps that double until they pass the place, then halving: short where keys are as dense as ranges.
-            step = 1
-            behind = begin
-            while behind < many and high[behind] < wanted:
-                begin = behind + 1
-                behind += step
-                step *= 2
-            behind = min(behind, many)
-            while begin < behind:
-                middle = (begin + behind) // 2
-                if high[middle] < wanted:
-                    begin = middle + 1
-                else:
-                    behind = middle
-            i = begin
-            if link >= 0:
-                i = link
-                link = -1
-            while i < many and low[i] <= wanted:
-                if marks[i] > threshold:
-                    if found == capacity:
-                        cursor[0], cursor[1], cursor[2] = run, row, i
-                        return found, passed
-                    out_probe[found] = i
-                    out_row[found] = (run << 32) + row
-                    found += 1
-                i += 1
-            row += 1
-            passed += 1
             if passed >= most:
                 cursor[0], cursor[1], cursor[2] = run, row, -1
                 return found, passed

@@ -269,8 +269,9 @@ class SettlingRows:
         """Read runs through from the one at hand on; returns pairs now in the buffers, rows passed."""
         run = probe.run
         cursor = np.array([run, max(0, probe.near), probe.link], np.int64)
+        hashes = known.hashes.view(np.uint64)
         found, passed = scan_runs(
-            known.hashes.view(np.uint64), known.marks, known.buckets, known.marked, known.first, known.shift,
+            hashes, hashes, known.marks, known.buckets, known.marked, known.first, known.shift,
             self._addresses[attribute], known.lows, known.highs, known.thresholds, cursor, known.next_leap(probe.run),
             _EVERYTHING, out_probe, out_row, before,
         )  # fmt: skip
@@ -324,7 +325,7 @@ class _Sorted:
         self.shift = max(0, span.bit_length() - len(hashes).bit_length())
         self.buckets = np.empty((span >> self.shift) + 2, np.int32)
         self.marked = np.empty((span >> max(0, self.shift - FINER) >> 6) + 1, np.uint64)
-        divide_sorted(ascending, self.first, self.shift, self.buckets, self.marked)
+        divide_sorted(ascending, ascending, self.first, self.shift, self.buckets, self.marked)
         # Every run is met by every hash: no mark is below any threshold.
         self.marks = np.zeros(len(hashes), np.int64)
         self.thresholds = np.full(len(counts), -1, np.int64)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from watersmeet.matching.settlement import Settlement
 
 _ROW_BYTES = 36
-_RANGE_BYTES = 52
-"""Of a row that looks for a range: hash, number, mark, both ends, and what these are put together from."""
+"""Of a row: hash, number, mark, and what it takes in buckets and marks."""
+_RANGE_BYTES = 64
+"""Of a row that looks for a range: both its ends, too, and what these are put together from."""
 _LEAST_PART = 64
 
 
@@ -41,10 +42,10 @@ class Slice:
         self.rows: Int64 = np.empty(capacity, np.int64)
         self.marks: Int64 = np.empty(capacity, np.int64)
         """What each row is known by where it matters whether it owes a run: see `Debtor`."""
-        self.starts: Int32 = np.empty(0 if by_range else 2 * capacity + 1, np.int32)
-        """Where buckets of hashes begin, about as many as there are rows; none if rows look for ranges."""
-        self.marked: Uint64 = np.empty(0 if by_range else capacity // 2 + 2, np.uint64)
-        """Which sixteenths of buckets have hashes."""
+        self.starts: Int32 = np.empty(2 * capacity + 1, np.int32)
+        """Where buckets of hashes begin, about as many as there are rows."""
+        self.marked: Uint64 = np.empty(capacity // 2 + 2, np.uint64)
+        """Which sixteenths of buckets have hashes, or ranges that reach into them."""
         self.low: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
         self.high: Uint64 = np.empty(capacity, np.uint64) if by_range else self.hashes
         """From which hash on and up to which rows look: their own, unless they look for ranges."""

@@ -46,7 +46,6 @@ from watersmeet.kernels.merge import (
     hashes_in_runs,
     probe_sorted,
     scan_runs,
-    slide_over_runs,
 )
 from watersmeet.kernels.sort_keys import ask_under_all
 from watersmeet.matching.debts import RunEntry
@@ -258,7 +257,6 @@ class Settlement:
         self._find_crowds()
         if self._reach is not None and self._reach.shifts is not None:
             ask_under_all(self._buffer.hashes, self._buffer.rows, self._length // self._asked, self._reach.shifts)
-        hashes = self._buffer.hashes[: self._length]
         if not self._length or not self._entries:
             return
         if self._reach is not None:
@@ -267,7 +265,7 @@ class Settlement:
         if self._condition is not None:
             self._holds = self._condition(self.debtor.rows, self._buffer.rows[: self._length])
         self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])
-        self._first = hashes[0]
+        self._first = least
         self._lows[:], self._highs[:] = 0, self._counts
         self._make_sure_of(least, most)
         if self._window is not None:
@@ -279,13 +277,17 @@ class Settlement:
             self._leaps = self._highs - self._lows > _LEAP_FROM * self._length
         if self._reading is not None and self._reach is None:
             self._leaps[:] = True  # pages are counted by the look-ups that want them
-        if self._reach is not None:
-            return
-        span = int(hashes[-1]) - int(hashes[0])
+        span = int(most) - int(least)
         self._shift = max(0, span.bit_length() - self._length.bit_length())
         self._buckets = self._buffer.starts[: (span >> self._shift) + 2]
         self._marked = self._buffer.marked[: (span >> max(0, self._shift - FINER) >> 6) + 1]
-        divide_sorted(hashes, self._first, self._shift, self._buckets, self._marked)
+        low, high = self._looked_for
+        divide_sorted(low, high, self._first, self._shift, self._buckets, self._marked)
+
+    @property
+    def _looked_for(self) -> tuple[Uint64, Uint64]:
+        """From which key on and up to which the rows of the slice look."""
+        return self._buffer.low[: self._length], self._buffer.high[: self._length]
 
     def _make_sure_of(self, least: np.uint64, most: np.uint64) -> None:
         """What runs have between two hashes is what was written; that much is known of where it is."""
@@ -355,14 +357,11 @@ class Settlement:
         cursor = np.array([self._at, self._next, self._link], np.int64)
         runs = *where, self._thresholds, cursor, stop, most
         out = pairs.probes[:room], pairs.rows[:room], before
-        if self._reach is None:
-            slice_ = self._buffer
-            pairs.count, passed = scan_runs(
-                slice_.hashes, slice_.marks, self._buckets, self._marked, self._first, self._shift, *runs, *out
-            )
-        else:
-            low, high = self._buffer.low[: self._length], self._buffer.high[: self._length]
-            pairs.count, passed = slide_over_runs(low, high, self._buffer.marks, *runs, *out)
+        low, high = self._looked_for
+        pairs.count, passed = scan_runs(
+            low, high, self._buffer.marks, self._buckets, self._marked, self._first, self._shift, *runs, *out
+        )
+        if self._reach is not None:
             self._keep_close(pairs, before)
         self._at, self._next, self._link = cursor.tolist()
         if window is not None and self._at == stop == window.stop and window.rest >= 0:

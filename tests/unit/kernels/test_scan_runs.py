@@ -22,7 +22,7 @@ def test_each_pair_comes_once_however_often_the_scan_is_left(seed: int, capacity
     shift = max(0, span.bit_length() - len(wanted).bit_length())
     starts = np.empty((span >> shift) + 2, np.int32)
     marked = np.empty((span >> max(0, shift - FINER) >> 6) + 1, np.uint64)
-    divide_sorted(wanted, first, shift, starts, marked)
+    divide_sorted(wanted, wanted, first, shift, starts, marked)
     marks = random.integers(0, 3, len(wanted))
     thresholds = np.array([0, -1, 1, 0])
     addresses = np.array([run.ctypes.data for run in runs])
@@ -31,8 +31,8 @@ def test_each_pair_comes_once_however_often_the_scan_is_left(seed: int, capacity
     found, all_passed, times = [], 0, 0
     while cursor[0] < len(runs):
         count, passed = scan_runs(
-            wanted, marks, starts, marked, first, shift, addresses, np.zeros(4, np.int64), highs, thresholds, cursor,
-            len(runs), most, probes, rows, 0,
+            wanted, wanted, marks, starts, marked, first, shift, addresses, np.zeros(4, np.int64), highs, thresholds,
+            cursor, len(runs), most, probes, rows, 0,
         )  # fmt: skip
         found += zip(probes[:count].tolist(), rows[:count].tolist(), strict=True)
         assert passed <= most

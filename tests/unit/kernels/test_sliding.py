@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watersmeet.kernels.merge import bounds_in_runs, hashes_in_runs, probe_sorted, slide_over_runs
+from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, hashes_in_runs, probe_sorted, scan_runs
 
-KEYS = st.lists(st.integers(0, 30), max_size=25)
+KEYS = st.lists(st.one_of(st.integers(0, 30), st.integers(0, 1 << 62)), max_size=25)
 WIDTHS = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
@@ -39,7 +39,7 @@ def test_ranges_are_looked_up_in_keys(
 
 
 @given(KEYS, WIDTHS, st.lists(KEYS, min_size=1, max_size=4), st.integers(1, 7), st.integers(1, 9), st.data())
-def test_ranges_slide_over_runs(
+def test_runs_are_scanned_for_ranges(
     keys: list[int], widths: tuple[int, int], runs: list[list[int]], capacity: int, most: int, data: st.DataObject
 ) -> None:
     low, high = ends(keys, widths)
@@ -48,15 +48,23 @@ def test_ranges_slide_over_runs(
     sorted_runs = [words(sorted(run)) for run in runs]
     addresses = np.array([run.ctypes.data for run in sorted_runs], np.int64)
     lows, highs = np.zeros(len(runs), np.int64), np.array([len(run) for run in runs], np.int64)
+    first, span = (low[0], int(high[-1]) - int(low[0])) if keys else (np.uint64(0), 0)
     if keys:
-        bounds_in_runs(addresses, low[0], high[-1], lows, highs)
+        bounds_in_runs(addresses, first, high[-1], lows, highs)
+    else:
+        highs[:] = 0
+    shift = max(0, span.bit_length() - len(keys).bit_length())
+    starts = np.empty((span >> shift) + 2, np.int32)
+    marked = np.empty((span >> max(0, shift - FINER) >> 6) + 1, np.uint64)
+    divide_sorted(low, high, first, shift, starts, marked)
     probes, found_rows = np.empty(capacity, np.int32), np.empty(capacity, np.int64)
     cursor = np.array([0, 0, -1], np.int64)
     pairs: list[tuple[int, int]] = []
     while cursor[0] < len(runs):
-        found, _ = slide_over_runs(
-            low, high, marks, addresses, lows, highs, thresholds, cursor, len(runs), most, probes, found_rows, 0
-        )
+        found, _ = scan_runs(
+            low, high, marks, starts, marked, first, shift, addresses, lows, highs, thresholds, cursor, len(runs), most,
+            probes, found_rows, 0,
+        )  # fmt: skip
         pairs += zip(probes[:found].tolist(), found_rows[:found].tolist(), strict=True)
     assert pairs == [
         (i, (r << 32) + j)
