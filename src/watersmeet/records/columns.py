@@ -282,6 +282,7 @@ class ObjectColumn:
         self.trim(0)
         order = np.argsort(parts, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(parts[order])) + 1) if len(order) else []
+        _ = array.null_count  # pieces of what Arrow knows to have none have no bitmap: let it always know
         pieces = [(array.take(pa.array(group)), group) for group in groups]
         size = sum(_piece_bytes(piece) for piece, _ in pieces)
         if not self._claim.try_grow(size):
@@ -373,6 +374,7 @@ class ObjectColumn:
 
 def _piece_bytes(piece: pa.Array) -> int:
     """What a piece holds: its buffers, and the numbers of its rows."""
+    _ = piece.null_count  # as in `reserve`: what is made of it takes the same, whoever has looked at it before
     return int(piece.get_total_buffer_size()) + 4 * len(piece)
 
 

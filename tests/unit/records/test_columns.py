@@ -357,6 +357,20 @@ def test_nested_values_are_counted_as_they_come_and_go() -> None:
     assert budget.breakdown()["left nested values"] == 0, "a refused claim leaves nothing behind"
 
 
+def test_what_values_take_does_not_depend_on_who_has_looked_at_them_before() -> None:
+    """Once somebody has asked Arrow whether an array has NULLs, copies of it have no bitmap if it has none."""
+    taken = []
+    for looked_at in (False, True):
+        values = pa.array([None, *[b""] * 15], pa.binary(0)).slice(4, 9)
+        if looked_at:
+            assert values.null_count == 0
+        budget = Budget(1 << 20)
+        table = SideTable([values.type], budget, Layout(0, 8, 256), "left")
+        assert table.reserve(np.zeros(9, np.int32), [values])
+        taken.append(budget.used)
+    assert taken[0] == taken[1]
+
+
 def test_each_layout_serves_its_types() -> None:
     kinds = {
         pa.int16(): FixedColumn,
