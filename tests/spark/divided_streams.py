@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -17,8 +18,10 @@ import pytest
 from watersmeet.checks.canonical import canonical_rows
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
+from watersmeet.spark.offline import dividing
 from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
+from watersmeet.spark.state import directory as state_directory
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.task import operator_cache as kept_operators
@@ -28,6 +31,7 @@ from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.placement import Placement
 from watersmeet.spark.task.settled_group import SettledGroup
 from watersmeet.spark.task.window_task import WindowTask
+from watersmeet.spill import file_store
 
 Tables = list[pa.RecordBatch]
 
@@ -52,7 +56,7 @@ class Stream:
         found: Counter[Any] = Counter()
         self.ended |= set(ended)
         for group in range(self.groups) if only is None else [only]:
-            run = self._window_task if isinstance(self.spec, WindowJoinSpec) else self._join_task
+            run = self._window_task if self._is_windowed else self._join_task
             for out in run(number, group, [self.rows_of(group, side, table) for side, table in enumerate(tables)]):
                 found.update(canonical_rows(out))
         return found
@@ -63,6 +67,14 @@ class Stream:
         own = self.placement.groups(keys, side, self.groups) == group
         return rows.filter(pa.array(own))
 
+    @property
+    def _is_windowed(self) -> bool:
+        return isinstance(self.spec, WindowJoinSpec)
+
+    def _window_factory(self) -> Any:
+        assert isinstance(self.spec, WindowJoinSpec)
+        return WindowFactory(self.spec, "confluence")
+
     def _join_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
         factory = JoinFactory.of(self.spec, "auto")
         owner = Owner(factory.fingerprint, self.groups, "query", describe=factory.described)
@@ -71,11 +83,9 @@ class Stream:
         yield from SettledGroup(factory, self.memory, state, OpenRuns()).results(iter(pieces), lambda: self.ended)
 
     def _window_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
-        assert isinstance(self.spec, WindowJoinSpec)
-        layout = RowLayout.of(*([each.type for each in self.spec.input(side)] for side in (0, 1)), wakes=True)
-        task = WindowTask(
-            WindowFactory(self.spec, "confluence"), layout, self.memory, self.groups, str(self.path), 4, numbered=True
-        )
+        factory = self._window_factory()
+        layout = RowLayout.of(*([each.type for each in schema] for schema in factory.inputs), wakes=True)
+        task = WindowTask(factory, layout, self.memory, self.groups, str(self.path), 4, numbered=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(window_task, "current_batch", lambda: (Batch(number, self.run), "query"))
             patch.setattr(window_task, "current_partition", lambda: group)
@@ -106,3 +116,35 @@ def cut(table: pa.RecordBatch, batches: int) -> list[pa.RecordBatch]:
     """A table as so many batches of about one size."""
     ends = np.linspace(0, table.num_rows, batches + 1).astype(int).tolist()
     return [table.slice(start, stop - start) for start, stop in pairwise(ends)]
+
+
+class Killed(BaseException):
+    """What a SIGKILL looks like to a test: nothing is cleaned up."""
+
+
+def killed_at(step: int, act: Callable[[], Any]) -> bool:
+    """Do something that ends before its so many-th step on the disk; whether it came to that."""
+    left = step
+
+    def counted(real: Any) -> Any:
+        def one(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return one
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (file_store._FileWriter, "write"), (file_store._FileWriter, "commit"), (state_directory, "publish"),
+            (dividing, "publish"), (dividing, "make_directory"), (os, "unlink"), (os, "rmdir"),
+        ):  # fmt: skip
+            patch.setattr(module, name, counted(getattr(module, name)))
+        patch.setattr(file_store._FileWriter, "abort", lambda self: None)
+        try:
+            act()
+        except Killed:
+            return True
+    return False

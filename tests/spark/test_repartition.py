@@ -15,15 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark.divided_streams import Stream, Tables, cut
+from spark.divided_streams import Stream, Tables, cut, killed_at
 from watersmeet.core.errors import SnapshotError, SpecError
 from watersmeet.core.spec import JoinSpec, band, parse_on
 from watersmeet.core.windows import NOWHERE, WindowJoinSpec, parse_windows
 from watersmeet.joins import division
-from watersmeet.spark.offline import repartition as repartitions
+from watersmeet.spark.offline import dividing
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.state import directory as state_directory
-from watersmeet.spill import file_store
 
 DAY = date(2026, 11, 17)
 
@@ -150,38 +148,6 @@ def test_window_joins_give_the_same_whenever_they_are_divided_anew(seed: int, tm
     assert divisions > 1 and sum(map(Counter.total, expected)) > 20
 
 
-class Killed(BaseException):
-    """What a SIGKILL looks like to a test: nothing is cleaned up."""
-
-
-def _killed_at(step: int, act: Callable[[], Any]) -> bool:
-    """Do something that ends before its so many-th step on the disk; whether it came to that."""
-    left = step
-
-    def counted(real: Any) -> Any:
-        def one(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return real(*args, **kwargs)
-
-        return one
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (file_store._FileWriter, "write"), (file_store._FileWriter, "commit"), (state_directory, "publish"),
-            (repartitions, "publish"), (repartitions, "make_directory"), (os, "unlink"), (os, "rmdir"),
-        ):  # fmt: skip
-            patch.setattr(module, name, counted(getattr(module, name)))
-        patch.setattr(file_store._FileWriter, "abort", lambda self: None)
-        try:
-            act()
-        except Killed:
-            return True
-    return False
-
-
 def test_killed_at_any_step_it_has_happened_or_it_has_not(tmp_path: Path) -> None:
     tables = _inputs(np.random.default_rng(5), pa.int64(), pa.int64(), rows=40, keys=9)
     spec = JoinSpec(tables[0].schema, tables[1].schema, parse_on("id"))
@@ -195,8 +161,8 @@ def test_killed_at_any_step_it_has_happened_or_it_has_not(tmp_path: Path) -> Non
     while True:
         copy = tmp_path / f"copy-{step}"
         shutil.copytree(tmp_path / "state", copy)
-        killed = _killed_at(step, lambda copy=copy: repartition(copy, 2))
-        groups = repartitions.OpenedState(copy).groups
+        killed = killed_at(step, lambda copy=copy: repartition(copy, 2))
+        groups = dividing.OpenedState(copy).groups
         outcomes[groups] += killed
         again = Stream(copy, spec, groups, run=f"run-{step}")
         # Spark goes on with the next batch, or carries out the last one once more.
@@ -222,14 +188,14 @@ def test_a_query_that_went_on_meanwhile_is_told(tmp_path: Path, monkeypatch: pyt
     batches = [list(each) for each in zip(*(cut(table, 5) for table in tables), strict=True)]
     stream = Stream(tmp_path / "state", spec, 2)
     stream.batch(0, batches[0])
-    real = repartitions._Repartitioning._publish
+    real = dividing.Dividing._publish
 
     def meanwhile(self: Any, group: Any, batch: int) -> int:
         stream.batch(1, batches[1])
         return real(self, group, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repartitions._Repartitioning, "_publish", meanwhile)
+        patch.setattr(dividing.Dividing, "_publish", meanwhile)
         with pytest.raises(SnapshotError, match="went on while it was divided anew; nothing has changed"):
             repartition(stream.path, 3)
     stream.batch(2, batches[2])
@@ -284,11 +250,11 @@ def test_what_is_lost_on_the_way_is_noticed(lost: str, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(division.Inherited, "of", classmethod(of))
     if lost == "rows":
-        monkeypatch.setattr(repartitions._Repartitioning, "_place", placed)
+        monkeypatch.setattr(dividing.Dividing, "_place", placed)
     if lost == "both":
-        monkeypatch.setattr(repartitions._NewGroup, "new_run", _as_of_the_last_batch(repartitions._NewGroup.new_run))
+        monkeypatch.setattr(dividing.NewGroup, "new_run", _as_of_the_last_batch(dividing.NewGroup.new_run))
     if lost == "results":
-        monkeypatch.setattr(repartitions, "hand_over_results", lambda join, others: None)
+        monkeypatch.setattr(dividing, "hand_over_results", lambda join, others: None)
     window = {"spans": 0, "results": 4}
     test = test_joins_give_the_same_whenever_they_are_divided_anew
     if lost in window:

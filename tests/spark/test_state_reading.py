@@ -87,6 +87,19 @@ def test_every_row_of_every_input_is_read_once(on: list[str], type_: pa.DataType
         StateRows(OpenedState(state), "left")
 
 
+def test_rows_of_several_inputs_in_windows_are_read_as_long_as_they_are_remembered(tmp_path: Path) -> None:
+    tables = [table.append_column("at", pa.array(range(table.num_rows))) for table in _three(pa.string())]
+    window = parse_many_windows(1_000, NAMES, "at")
+    inputs = dict(zip(NAMES, (table.schema for table in tables), strict=True))
+    spec = MultiSpec.of(inputs, CHAIN, window=window)
+    state = _filled(tmp_path / "state", spec, tables, 4)
+    for name, table in zip(NAMES, tables, strict=True):
+        rows = StateRows(OpenedState(state), name)
+        for each in spec.attributes[NAMES.index(name)]:
+            table = table.filter(table.column(each.column).is_valid())
+        assert _read(rows) == _of(table, rows), name
+
+
 def test_the_state_of_three_inputs_is_shown_with_all_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,9 +127,9 @@ def test_the_state_of_three_inputs_is_shown_with_all_of_them(
 def test_rows_that_are_not_in_runs_are_refused(tmp_path: Path) -> None:
     schema = pa.schema({"id": pa.int64(), "ts": pa.int64()})
     spec = MultiSpec.of(dict.fromkeys(NAMES, schema), ONE, window=parse_many_windows(10, NAMES, "ts"))
-    told = {"groups": 1, "query": "query", "described": described("multijoin", spec, "confluence")}
+    told = {"groups": 1, "query": "query", "described": described("multijoin", spec, "mjoin")}
     (tmp_path / "state.json").write_bytes(checked_json({"format": FORMAT, **told}))
-    with pytest.raises(SnapshotError, match=r"wms\.multijoin in windows, whose rows are not all in runs"):
+    with pytest.raises(SnapshotError, match=r"wms\.multijoin by 'mjoin', whose rows are not all in runs"):
         StateRows(OpenedState(tmp_path), "r")
 
 

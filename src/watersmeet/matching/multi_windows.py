@@ -88,6 +88,11 @@ class Reached:
     rows: tuple[int, ...]
     closed: tuple[bool, ...]
 
+    def and_also(self, other: Reached) -> Reached:
+        """Of two operators of one join, which were given different rows: how far the one had come that was further."""
+        closed = tuple(each or also for each, also in zip(self.closed, other.closed, strict=True))
+        return Reached(tuple(map(max, self.newest, other.newest)), tuple(map(max, self.rows, other.rows)), closed)
+
     def to_state(self) -> list[list[Any]]:
         """For a snapshot."""
         return [list(self.newest), list(self.rows), list(self.closed)]
@@ -197,6 +202,11 @@ class WindowClock(Saved):
     def reached(self) -> tuple[float | None, ...] | None:
         """Each input's newest time for people; None where rows count."""
         return None if self.counted else times_for_people(self.newest, self.tick)
+
+    def take_over(self, at: Reached, late: Sequence[int]) -> None:
+        """Go on where others of this join were, some of whose rows came too late."""
+        self.newest, self.rows, self.closed = list(at.newest), list(at.rows), list(at.closed)
+        self.late = list(late)
 
     def close(self, closed: Sequence[bool]) -> None:
         """These inputs have ended, and all their rows were worked off."""

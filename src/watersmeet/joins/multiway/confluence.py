@@ -28,7 +28,7 @@ from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
 from watersmeet.matching.found_combinations import Together
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
-from watersmeet.matching.multi_windows import SettledFilter
+from watersmeet.matching.multi_windows import Reached, SettledFilter
 from watersmeet.matching.owing import Slice
 from watersmeet.matching.reading import Pages
 from watersmeet.policies.probing import SteadyOrder
@@ -468,7 +468,8 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
 
         `named`: the numbers up to this one are taken in names of segments.
         """
-        self.disks[number].sets += sorted(sets, key=lambda each: -each.level)  # levels fall, as where runs are its own
+        # As where runs are its own: levels fall, and with windows, which merge what is close in time, times rise.
+        self.disks[number].sets += sorted(sets, key=lambda each: (each.span.latest, -each.level))
         self.flushing.written = max(self.flushing.written, named)
         self.flushing.count()
 
@@ -477,6 +478,17 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self._ended, self._closed = list(ended), list(ended)
         for number, size in enumerate(widest):
             self._allow_widest(number, max(size, self.found.widest[number]))
+
+    def know_times(self, at: Reached, late: Sequence[int]) -> None:
+        """With windows: how far the inputs have come, and which had late rows, as others of this join know.
+
+        Rows to come are numbered behind those that were given to any of the others, so that they count as later ones.
+        """
+        assert self.expiry is not None
+        self.timed.clock.take_over(at, late)
+        for intake, rows in zip(self._intakes, at.rows, strict=True):
+            intake.numbered = rows
+        self.expiry.since = self.expiry.began = self.timed.clock.at
 
     # --- snapshots ---
 

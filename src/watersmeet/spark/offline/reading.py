@@ -235,11 +235,10 @@ class _OfMany:
         self._state, self._spec = state, many_spec_of(state.described)
         if name not in self._spec.names:
             raise SpecError(f"{name!r} is no input of the join in {state.path}; it has {', '.join(self._spec.names)}")
-        if self._spec.window is not None or state.algorithm != ManyConfluence.name:
-            which = "in windows" if self._spec.window is not None else f"by {state.algorithm!r}"
+        if state.algorithm != ManyConfluence.name:
             raise SnapshotError(
-                f"{state.path} is the state of a wms.multijoin {which}, whose rows are not all in runs, so that they "
-                f"cannot be read from outside; those of one by 'confluence' without windows can"
+                f"{state.path} is the state of a wms.multijoin by {state.algorithm!r}, whose rows are not all in runs, "
+                f"so that they cannot be read from outside; those of one by 'confluence' can"
             )
         self._input = self._spec.names.index(name)
         self._grid = grid_for(self._spec, state.groups)

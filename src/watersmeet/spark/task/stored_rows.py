@@ -74,7 +74,8 @@ def column_of_many(
     """A column of rows of a run of a join of several inputs, which follow each other."""
     plan, schema = join.plans[number], spec.input(number)
     if place in plan.sources:
-        stored = plan.sources.index(place)
+        before = len(plan.types) - len(plan.sources)  # words that come before what the input brings
+        stored = before + plan.sources.index(place)
         return plan.original(stored, run.gather_all((stored,), numbers)[0])
     # It comes out with another input's, and is told by its hash.
     attributes = spec.attributes[number]
