@@ -22,6 +22,7 @@ from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
+from watersmeet.memory import Budget
 from watersmeet.spark.offline.opened import OpenedState, verify
 from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.plan.recipe import AsofFactory, JoinFactory, WindowFactory
@@ -45,7 +46,7 @@ FIELDS = [
     [("at", pa.int64()), ("id", pa.int64()), ("w", pa.int32()), ("x", pa.int32()), ("y", pa.int32())],
 ]
 """Of each input: two or three columns from the beginning, the others come later."""
-VERBS = ["join", "semi", "words", "window_join", "left window_join", "asof_join", "multijoin"]
+VERBS = ["join", "semi", "words", "window_join", "left window_join", "asof_join", "multijoin", "window multijoin"]
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +77,12 @@ def task_of(verb: str, path: Path, schemas: list[pa.Schema], **changed: Any) -> 
         asof = AsofSpec(*schemas, on, times=parse_asof("at", "backward", None, 0, "keep"))
         return AsofTask(AsofFactory(asof), layout, MEMORY, GROUPS, place, retain=4)
     if verb.endswith("multijoin"):
-        edges = ["left.id = right.id", "right.at = third.at" if changed else "right.id = third.id"]
+        edges = ["left.id = right.id", "right.at = third.at" if "on" in changed else "right.id = third.id"]
         inputs = dict(zip(NAMES, schemas, strict=True))
-        if verb == "window multijoin":
-            many = MultiSpec.of(inputs, edges, window=parse_many_windows(500, NAMES, "at"))
-            return WindowTask(MultiFactory.of(many, "auto"), layout, MEMORY, GROUPS, place, retain=4)
+        if "window" in verb:
+            many = MultiSpec.of(inputs, edges, window=parse_many_windows(changed.get("window", 500), NAMES, "at"))
+            algorithm = "mjoin" if verb.startswith("mjoin") else "auto"
+            return WindowTask(MultiFactory.of(many, algorithm), layout, MEMORY, GROUPS, place, retain=4)
         many = MultiSpec.of(inputs, edges)
         return OperatorTask(MultiFactory.of(many, "auto"), layout, MEMORY, GROUPS, 0, place, 4, signed=False)
     kind = "semi" if verb == "semi" else "inner"
@@ -165,7 +167,7 @@ def _with_nulls(tables: list[pa.RecordBatch], widths: tuple[int, ...]) -> list[p
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_rows_from_before_have_null_in_new_columns(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, seen = (3 if verb == "multijoin" else 2), Counter[str]()
+    inputs, seen = (3 if "multijoin" in verb else 2), Counter[str]()
     real = new_columns._widen
 
     def counted(*given: Any) -> None:
@@ -222,7 +224,8 @@ def _two_batches(verb: str, path: Path, before: tuple[int, ...], after: tuple[in
         ("multijoin", (4, 5, 5), (5, 5, 5), {"on": "another"}, "column 'tag' of left is new; on= differs"),
         ("progressive", (4, 5), (5, 5), {}, "column 'tag' of left is new"),
         ("final window_join", (4, 5), (5, 5), {}, "column 'tag' of left is new"),
-        ("window multijoin", (4, 5, 5), (5, 5, 5), {}, "column 'tag' of left is new"),
+        ("mjoin window multijoin", (4, 5, 5), (5, 5, 5), {}, "column 'tag' of left is new"),
+        ("window multijoin", (4, 5, 5), (5, 5, 5), {"window": 7}, "column 'tag' of left is new; the windows differs"),
     ],
 )
 def test_other_changes_are_refused(
@@ -255,3 +258,30 @@ def test_the_state_of_a_group_without_rows_since_is_not_read(tmp_path: Path) -> 
     with pytest.raises(SnapshotError, match="has rows from before the inputs had their last columns"):
         state.open(opened[1])
     assert not verify(state).damaged
+
+
+@pytest.mark.parametrize("verb", ["join", "window_join", "window multijoin"])
+def test_copies_are_made_within_the_memory_of_a_task(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, pipeline, inputs = np.random.default_rng(7), Pipeline(verb, tmp_path), 3 if "multijoin" in verb else 2
+    tables = made(rng, 0, inputs, 0)
+    rows = pa.table({"note": [f"{i}" * 300 for i in range(6_000)], "price": [0.5] * 6_000, "tag": ["t"] * 6_000})
+    rows = rows.append_column("id", pa.array(range(0, 12_000, 2))).append_column("at", pa.array([1] * 6_000))
+    tables[0] = rows.select(tables[0].schema.names).combine_chunks().to_batches()[0]
+    pipeline.batch(0, _cut(tables, (4, 5, 5)))
+    budgets: list[Budget] = []
+
+    def noted(memory: int) -> Budget:
+        budgets.append(Budget(memory))
+        return budgets[-1]
+
+    monkeypatch.setattr(new_columns, "Budget", noted)
+    pipeline.run = "run-1"
+    pipeline.batch(1, _cut(made(rng, 1, inputs, 0), (5, 5, 5)))
+    largest = max(budgets, key=lambda each: each.peak)
+    assert rows.nbytes > 4 * largest.peak, "not the whole run at once"
+    assert 0 < largest.peak <= max(largest.total // 8, 1 << 20), (largest.peak, largest.total)
+    for budget in budgets:
+        budget.check()
+        assert budget.total <= MEMORY

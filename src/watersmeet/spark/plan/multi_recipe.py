@@ -119,8 +119,8 @@ class MultiFactory(Recipe):
 
     @property
     def grows(self) -> bool:
-        """Whether its state can be given new columns: with windows, rows in memory are part of it."""
-        return False
+        """Whether its state can be given new columns: if all rows are in runs at the end of a batch."""
+        return self.settles
 
     @property
     def late(self) -> str:

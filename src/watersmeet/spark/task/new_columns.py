@@ -19,19 +19,21 @@ import pyarrow as pa
 from watersmeet.core.errors import SnapshotError
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot
-from watersmeet.memory import Budget
+from watersmeet.memory import Budget, no_room_for
 from watersmeet.records.plan import fixed_width
 from watersmeet.runs.sorted_run import OpenRun, RunWriter, SortedRun, let_go
 from watersmeet.spark.state.directory import GroupState
 from watersmeet.spark.state.store import VersionedStore
 from watersmeet.spill.store import MemoryStore
-from watersmeet.tables.hash_table import Layout
+from watersmeet.tables.hash_table import Layout, row_bytes
 from watersmeet.tables.memtable import Memtable
 
 _CHUNK = 64 << 10
 _BLOCKS = 16
 _AT_ONCE = 256 << 10
 """Blocks, and bytes of them, that are written at once."""
+_SHARE = 16
+"""Rows that are copied at a time may take one part in so many of the memory, or be one block."""
 _WIDE = 16
 """What a value of a column of any width may take in a result, if it is NULL."""
 
@@ -46,9 +48,13 @@ class _Stored:
 
 
 def with_new_columns(
-    factory: Any, group: GroupState, snapshot: Snapshot, store: VersionedStore, open_run: OpenRun
+    factory: Any, group: GroupState, snapshot: Snapshot, store: VersionedStore, open_run: OpenRun, memory: int
 ) -> tuple[Snapshot, OpenRun]:
-    """A snapshot, and what opens its runs, as the factory's operator can take them, be they of fewer columns."""
+    """A snapshot, and what opens its runs, as the factory's operator can take them, be they of fewer columns.
+
+    :param memory: what the operator is given. Runs are opened while it is put together, with all its rows on disk: its
+        buffers are there, and its room for rows is what copies are made in.
+    """
     known = group.columns_before(snapshot.fingerprint)
     if known is None:
         return snapshot, open_run
@@ -63,7 +69,7 @@ def with_new_columns(
     def opened(name: str, types: Sequence[pa.DataType]) -> SortedRun:
         side = int(name.split("-")[1])  # of every operator's runs
         if types and before[side].columns != now[side].columns:
-            _widen(store, name, before[side], now[side])
+            _widen(store, name, before[side], now[side], memory)
         return open_run(name, types)
 
     added = [
@@ -97,12 +103,15 @@ def _stored(factory: Any) -> list[_Stored]:
     return found
 
 
-def _widen(store: VersionedStore, name: str, before: _Stored, now: _Stored) -> None:
+def _widen(store: VersionedStore, name: str, before: _Stored, now: _Stored, memory: int) -> None:
     """Write a run once more, with columns that it does not have."""
     run = SortedRun(store, name, before.types)
-    # Some blocks at a time, of the task's memory, which its operator does not have yet.
-    at_once = _BLOCKS * run.block_rows
-    table = Memtable(now.types, Budget(1 << 40), Layout(0, at_once, _CHUNK), name, ticked=False)
+    # Rows are in memory twice, as they are read and in the table that they are written from.
+    block = run.block_rows * (run.nbytes // max(1, run.rows) + row_bytes(now.types))
+    at_once = run.block_rows * max(1, min(_BLOCKS, memory // _SHARE // (2 * block)))
+    budget = Budget(memory)
+    reading = budget.reservation("rows on their way")
+    table = Memtable(now.types, budget, Layout(0, at_once, _CHUNK), name, ticked=False)
     writer = RunWriter(store, f"{name}-wide", now.types, run.rows, run.block_rows, _AT_ONCE)
     try:
         run.check_hashes(0, run.rows)
@@ -116,10 +125,13 @@ def _widen(store: VersionedStore, name: str, before: _Stored, now: _Stored) -> N
                 for each, type_ in zip(now.columns, now.types, strict=True)
             ]
             parts = np.zeros(len(numbers), np.int32)
-            assert table.reserve(parts, columns)
+            held = sum(column.nbytes for column in columns)
+            if not (reading.try_grow(held) and table.reserve(parts, columns)):
+                raise no_room_for(f"a block of {len(numbers)} rows that get new columns", 2 * held, budget)
             rows = table.append(np.zeros(len(numbers), np.int64), parts, columns, np.zeros(len(numbers), np.int64))
             writer.write_rows(table, rows)
             table.clear()
+            reading.shrink(held)
         writer.seal()
     except BaseException:
         writer.abort()

@@ -101,7 +101,9 @@ class KeptOperators:
         store = VersionedStore(group, before["files"])
         try:
             snapshot = Snapshot.from_json(before["snapshot"])
-            snapshot, open_run = with_new_columns(factory, group, snapshot, store, partial(self.opened.get, store))
+            snapshot, open_run = with_new_columns(
+                factory, group, snapshot, store, partial(self.opened.get, store), memory
+            )
             return factory.restore(snapshot, memory, store, open_run), store
         except SegmentError as error:
             raise store.named(error) from error

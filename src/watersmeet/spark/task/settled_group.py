@@ -181,7 +181,9 @@ class SettledGroup:
         try:
             if before:
                 snapshot = Snapshot.from_json(before["snapshot"])
-                snapshot, open_run = with_new_columns(self._factory, self._group, snapshot, store, open_run)
+                snapshot, open_run = with_new_columns(
+                    self._factory, self._group, snapshot, store, open_run, self._memory
+                )
             return self._factory.settling(self._memory, store, snapshot, open_run), store
         except SegmentError as error:
             raise store.named(error) from error
