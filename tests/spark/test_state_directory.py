@@ -82,6 +82,18 @@ def test_a_missing_directory_is_an_error_unless_the_query_is_new(tmp_path: Path)
         begin(tmp_path / "gone", 3)
 
 
+def test_a_start_that_was_refused_begins_no_state_when_what_was_in_its_way_is_moved_away(tmp_path: Path) -> None:
+    place, another = tmp_path / "state", replace(OWNER, query="query-2")
+    run_batches(place, range(1))
+    with pytest.raises(SnapshotError, match="belongs to query query-1"):
+        begin(place, 0, "run-2", another)
+    place.rename(tmp_path / "moved away")
+    with pytest.raises(SnapshotError, match=r"this start of the query was refused .*Start the query again"):
+        begin(place, 0, "run-2", another)
+    assert not place.exists()
+    assert begin(place, 0, "run-3", another).group(0).latest() is None
+
+
 def test_the_state_of_another_query_is_refused(tmp_path: Path) -> None:
     run_batches(tmp_path, range(1))
     with pytest.raises(SnapshotError, match=r"belongs to query query-1, not to this one \(query-2\)"):

@@ -69,6 +69,9 @@ _KNOWN: dict[str, tuple[int, frozenset[str]]] = {}
 _MOST_KNOWN = 4_096
 _BEGUN: dict[str, tuple[Any, Lineage, str, int, Mapping[str, Any], bool]] = {}
 """Of state in buckets: the last batch that this process has begun there, and what it was told."""
+_REFUSED: set[tuple[str, str]] = set()
+"""Starts of queries that this process has refused, by the state directory: they begin none there. Somebody may put the
+directory away that was in their way while tasks of such a start are still to come."""
 _LOOKED_FOR = 2
 """In a bucket whose listings may lag behind: manifests of so many batches before this one are asked for by name."""
 
@@ -127,7 +130,12 @@ class StateDirectory:
             return
         for name in ("batches", "runs"):
             refuse_link_in(path, name)
-        self._check_owner(owner)
+        try:
+            self._check_owner(owner)
+        except SnapshotError:
+            if batch.number == 0:  # later ones begin no state
+                _REFUSED.add((str(path), batch.run))
+            raise
         self._lineage = enter(path / "runs", batch.run, batch.number, owner.made)
         self._begin()
         if in_bucket(path):
@@ -175,6 +183,11 @@ class StateDirectory:
                 raise SnapshotError(
                     f"there is no state in {self.path}, but the query goes on with batch {self.batch.number}; put the "
                     f"state directory back, or start again with a new checkpoint"
+                )
+            if (str(self.path), self.batch.run) in _REFUSED:
+                raise SnapshotError(
+                    f"this start of the query was refused because of what was in {self.path}, which is not there any "
+                    f"more; it begins no state of its own. Start the query again"
                 )
             make_directory(self._batches)
             if owner.describe is not None:
