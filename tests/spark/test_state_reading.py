@@ -22,7 +22,7 @@ from watersmeet.core.errors import SnapshotError, SpecError
 from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import parse_on
-from watersmeet.spark.offline.opened import OpenedState
+from watersmeet.spark.offline.opened import OpenedState, figures
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
 from watersmeet.spark.offline.state_source import rows_of
@@ -98,6 +98,10 @@ def test_rows_of_several_inputs_in_windows_are_read_as_long_as_they_are_remember
         for each in spec.attributes[NAMES.index(name)]:
             table = table.filter(table.column(each.column).is_valid())
         assert _read(rows) == _of(table, rows), name
+    told = figures(OpenedState(state))
+    assert all(len(group["rows"]) == len(NAMES) for group in told["by group"])
+    # s is sent by both of its values, and lies in one group; the others are copied.
+    assert told["rows"][1] == sum(each.num_rows for each in StateRows(OpenedState(state), "s").read())
 
 
 def test_the_state_of_three_inputs_is_shown_with_all_of_them(

@@ -21,11 +21,12 @@ from watersmeet.core.protocol import Snapshot
 from watersmeet.core.spec import JoinSpec
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.confluence import Confluence
+from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.runs.matched_bits import check_bits
 from watersmeet.runs.sorted_run import SortedRun, let_go
 from watersmeet.spark.io.state_view import StateView
 from watersmeet.spark.rebalance.routing import routing_name
-from watersmeet.spark.state.described import options_of, spec_of
+from watersmeet.spark.state.described import many_spec_of, options_of, spec_of
 from watersmeet.spark.state.directory import (
     FORMAT,
     RESULTS,
@@ -329,13 +330,19 @@ def _counted(state: OpenedState, version: Version) -> tuple[int, ...] | None:
     if described is None or not isinstance(state.path, Path):
         return None
     asof = described["verb"] == "asof_join"
+    many = described["verb"] == "multijoin" and state.algorithm == ManyConfluence.name
     timed = described["verb"] in ("window_join", "parallel_join") and issubclass(state.kind, Confluence)
-    if not asof and not timed:
+    if not asof and not timed and not many:
         return None
     if version.manifest["snapshot"] is None:
-        return 0, 0
+        return (0,) * len(described["inputs"])
     try:
-        join: Any = state.restored(AsofJoin, state.spec, version, state.store(version)) if asof else state.open(version)
+        join: Any
+        if asof or many:
+            kind, spec = (ManyConfluence, many_spec_of(described)) if many else (AsofJoin, state.spec)
+            join = state.restored(kind, spec, version, state.store(version))
+        else:
+            join = state.open(version)
     except (SegmentError, SnapshotError):
         return None
     try:
