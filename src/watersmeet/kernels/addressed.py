@@ -9,7 +9,8 @@ words a column, so that one loop serves both kinds of rows and all columns of a 
 
     words of a column    values (offsets of strings, first bit of booleans) · bytes of strings · first bit of validity
 
-Rows of several sources, such as runs that are merged, are numbered with their source in the upper half of a word.
+Rows of several sources, such as runs that are merged, are numbered with their source in the upper half of a word. Where
+there is one source alone, a number is its own, and may be as large as a word.
 
 A bit is told by eight times its byte's address plus its place in the byte; validity 0 means that no value is NULL.
 """
@@ -160,6 +161,15 @@ def numbered(code: Any) -> Any:
 
 
 @inlined
+def _found(sources: Any, base: Any, code: Any) -> Any:
+    """The source of a row, of those from `base` on, and its number there."""
+    if sources.shape[0] == 1:
+        return np.int64(0), np.int64(code)
+    which, row = numbered(code)
+    return which + base, row
+
+
+@inlined
 def bit(place: Any) -> Any:
     """The bit at a place."""
     return (read8(place >> 3) >> np.uint8(place & 7)) & np.uint8(1)
@@ -175,7 +185,7 @@ def set_bit(target: Any, place: Any) -> Any:
 @inlined
 def _offset_place(sources: Any, rows: Any, i: Any, words: Any, width: Any) -> Any:
     """Where the offset of a row's string lies."""
-    which, row = numbered(rows[i])
+    which, row = _found(sources, np.int64(0), rows[i])
     shift = sources[which, 2]
     at, origin = described(sources, which, row >> shift)
     return origin + read64(at + words) - width * (row & ((1 << shift) - 1))
@@ -302,8 +312,7 @@ def _locate_values(
 ) -> Any:
     """Where the values of some rows of any sources lie, which are asked for."""
     for i in range(first, stop):
-        which, row = numbered(rows[i])
-        which += base
+        which, row = _found(sources, base, rows[i])
         shift = sources[which, 2]
         at, origin = described(sources, which, row >> shift)
         inside = row & ((1 << shift) - 1)
@@ -354,8 +363,7 @@ def _copy_validity(sources: Any, base: Any, words: Any, rows: Any, validity: Any
     """Set the bits of rows whose value is not NULL; returns how many are."""
     nulls = 0
     for i in range(rows.shape[0]):
-        which, row = numbered(rows[i])
-        which += base
+        which, row = _found(sources, base, rows[i])
         shift = sources[which, 2]
         at, origin = described(sources, which, row >> shift)
         first = read64(at + words + 16)

@@ -46,14 +46,13 @@ from watersmeet.records.plan import RowPlan
 
 ROW_BYTES = 24
 """What a row of a piece takes beside the batch it lies in: its number, its hash and the size of its strings."""
-_SHIFT = 31
-"""A batch is one block, however many rows it has."""
+_SHIFT = 32
+"""A batch is one block, however many rows it has; its number is in the upper half of a place."""
 _FIRST_ROWS = 2048
 """The first rows go on in small batches, for early results; each time twice as many, up to what fits."""
 _LEAST_SHARED = 128
 """Fewer rows of a batch are copied: what is known of a batch takes as much as some dozen rows."""
 _MAPPED_FROM = 1 << 16
-_SOURCE_WORDS = 5
 _ALL = np.empty(0, np.bool_)
 
 
@@ -76,8 +75,13 @@ class Shelf:
         self.widths = [width_of(type_) for type_ in types]
         self.may_be_null = [False] * len(types)
         """Whether any value of a column ever was NULL."""
-        self.sources: Sources = np.zeros((16, _SOURCE_WORDS), np.int64)
-        """Where batches are, by their numbers (see `kernels.addressed`)."""
+        self._stride = WORDS * len(types)
+        self._words = np.zeros(16 * self._stride, np.int64)
+        """How each batch is described, by its number (see `kernels.addressed`)."""
+        self._former: list[Int64] = []
+        """Descriptions that were copied when there was no more room, and which some may still read."""
+        self.sources: Sources = self._as_one_source()
+        """Where batches are: each is a block."""
         self._unused = 1
         """Numbers from here on were never given to a batch."""
         self.version = 0
@@ -94,11 +98,25 @@ class Shelf:
             self._unused += 1
         batch = Shared(self, number, columns, rows, widest)
         self.may_be_null = [one or other for one, other in zip(self.may_be_null, batch.may_be_null, strict=True)]
-        if number == len(self.sources):  # readers have the old array, or the new one, which says the same
-            self.sources = np.concatenate([self.sources, np.zeros_like(self.sources)])
-        self.sources[number] = (0, batch.words.ctypes.data, _SHIFT, 0, 0)
+        at = number * self._stride
+        if at == len(self._words) and at:  # readers have the old array, or the new one, which says the same
+            self._former.append(self._words)
+            self._words = np.concatenate([self._words, np.zeros_like(self._words)])
+            self.sources = self._as_one_source()
+        self._words[at : at + self._stride] = batch.words
         self.version += 1
         return batch
+
+    def _as_one_source(self) -> Sources:
+        return np.array([[0, self._words.ctypes.data, _SHIFT, 8 * self._stride, 0]], np.int64)
+
+    def beside(self, own: Sources) -> Sources:
+        """Batches as a source each, by their numbers, with somebody's own rows before them."""
+        sources = np.zeros((self._unused, own.shape[1]), np.int64)
+        sources[:, 1] = self.sources[0, 1] + 8 * self._stride * np.arange(len(sources))
+        sources[:, 2] = _SHIFT - 1  # numbers of rows have half a word there
+        sources[0] = own[0]
+        return sources
 
 
 class Shared:

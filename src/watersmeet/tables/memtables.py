@@ -199,10 +199,11 @@ class SharedMemtable(Memtable):
         if not self._batches:
             return self._sources
         shelf = self._shelf
+        if not self._own_rows:
+            return shelf.sources
         if self._known != shelf.version:
             self._known = shelf.version
-            self._all_sources = shelf.sources.copy()
-            self._all_sources[0] = self._sources[0]
+            self._all_sources = shelf.beside(self._sources)
         return self._all_sources
 
     def located(self, rows: Numbers) -> Numbers:
