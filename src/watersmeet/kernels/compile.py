@@ -30,7 +30,9 @@ from typing import Any, Literal, TypeVar
 import numba
 from llvmlite import ir
 from numba.core import types
+from numba.core.caching import FunctionCache
 from numba.core.errors import TypingError
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 try:
@@ -75,39 +77,67 @@ def inlined(function: _Function) -> _Function:
 
 
 def _compiled(function: _Function, inline: Literal["never", "always"] = "never") -> _Function:
-    directory = cache_directory() if os.path.exists(function.__code__.co_filename) else None
-    with _numba_caching_in(directory):
-        compiler: Any = numba.njit(
-            nogil=True, cache=directory is not None, boundscheck=False, error_model="numpy", inline=inline
-        )
-        compiled: _Function = compiler(function)
-    if directory is not None:
-        _tolerate_bad_cache(compiled, directory)
-    return compiled
+    compiler: Any = numba.njit(nogil=True, boundscheck=False, error_model="numpy", inline=inline)
+    compiled: Any = compiler(function)
+    # A body that is copied is kept with the kernels that it was copied into.
+    if inline == "never" and os.path.exists(function.__code__.co_filename):
+        directory = cache_directory()
+        if directory is not None:
+            compiled._cache = _KeptCode(function, directory)
+    result: _Function = compiled
+    return result
 
 
-def _tolerate_bad_cache(compiled: Any, directory: Path) -> None:
-    """Let a full disk, a vanished directory or a torn file cost the time to compile, and never be an error.
+class _KeptCode:
+    """A kernel's machine code on disk, in the place of Numba's own cache, which is asked at the kernel's first call.
 
-    What Numba raises then is whatever the file system or the unpickling of a torn file raises.
+    To prepare for that takes half a millisecond, and most processes call few of all kernels.
+
+    A full disk, a vanished directory or a torn file costs the time to compile, and is never an error: what Numba raises
+    then is whatever the file system or the unpickling of a torn file raises.
 
     Only one process saves at a time. Numba numbers the files of a function's versions by what it finds in an index: two
     processes that compile different versions at once could take the same number, and one version would be run in the
     other's place ever after.
     """
-    kept = compiled._cache
-    load, save = kept.load_overload, kept.save_overload
 
-    def load_if_possible(signature: Any, context: Any) -> Any:
+    def __init__(self, function: Callable[..., Any], directory: Path) -> None:
+        self._function = function
+        self._directory = directory
+        self._numbas: Any = None
+
+    def _opened(self) -> Any:
+        if self._numbas is None:
+            with _numba_caching_in(self._directory):
+                self._numbas = FunctionCache(self._function)
+        return self._numbas
+
+    @property
+    def cache_path(self) -> str:
+        """Where the code is kept."""
+        path: str = self._opened().cache_path
+        return path
+
+    def flush(self) -> None:
+        """Forget all code that is kept."""
+        self._opened().flush()
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """The code for some types of arguments, or None if there is none.
+
+        Numba's own `load_overload` first learns all that it can compile, a third of the time of a process's first join.
+        Code that was compiled before needs nothing of that but the run-time system that arrays are allocated by: no
+        kernel hashes Python's values or runs in Numba's threads, the two that bring symbols of their own.
+        """
         with suppress(Exception):
-            return load(signature, context)
+            rtsys.initialize(context)
+            return self._opened()._load_overload(signature, context)
         return None
 
-    def save_if_possible(signature: Any, code: Any) -> None:
-        with suppress(Exception), _alone_in(directory):
-            save(signature, code)
-
-    kept.load_overload, kept.save_overload = load_if_possible, save_if_possible
+    def save_overload(self, signature: Any, code: Any) -> None:
+        """Keep the code for some types of arguments, if that is possible."""
+        with suppress(Exception), _alone_in(self._directory):
+            self._opened().save_overload(signature, code)
 
 
 @contextmanager

@@ -44,3 +44,17 @@ def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path: Path)
     assert len(saved) == len(KINDS), "each version has a file of its own"
     afterwards = run(tmp_path, KINDS[::-1])
     assert afterwards.wait(PATIENCE) == 0
+
+
+def test_kept_code_is_run_without_all_that_numba_could_compile(tmp_path: Path) -> None:
+    (tmp_path / "summing.py").write_text(MODULE)
+    assert run(tmp_path, ["int64"]).wait(PATIENCE) == 0
+    ask = "import sys, summing; assert summing.answer('{}') == 260; print('numba.np.linalg' in sys.modules)"
+    environment = {**os.environ, "WATERSMEET_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", ask.format(kind)], env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for kind in ("int64", "float64")
+    ]
+    assert told == ["False", "True"], "what was compiled before, and what has yet to be"
