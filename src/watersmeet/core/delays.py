@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 
 import numpy as np
 
@@ -87,7 +87,16 @@ class Delays:
 
 
 class Marks:
-    """When the rows of which ticks arrived: a few thousand marks, thinned out as they grow too many."""
+    """When the rows of which ticks arrived: a few thousand marks, of which two become one as they grow too many.
+
+    Rows that share a mark are taken to have come with the first of them: nobody waits longer than is told.
+
+    >>> marks = Marks()
+    >>> marks.add(10, now=1.0); marks.add(20, now=2.0)
+    >>> marks.times(np.array([10, 11])).tolist(); marks.forget(10); marks.first
+    [1.0, 2.0]
+    2.0
+    """
 
     def __init__(self) -> None:
         self._ticks: list[int] = []
@@ -103,7 +112,8 @@ class Marks:
         self._ticks.append(tick)
         self._times.append(now)
         if len(self._ticks) > _MOST_MARKS:
-            self._ticks, self._times = self._ticks[::2], self._times[::2]
+            last = self._ticks[-1:] if len(self._ticks) % 2 else []
+            self._ticks, self._times = self._ticks[1::2] + last, self._times[::2]
 
     def clear(self) -> None:
         """Nobody will ask for any of them again."""
@@ -111,7 +121,7 @@ class Marks:
 
     def forget(self, tick: int) -> None:
         """Nobody will ask for rows up to a tick again."""
-        place = max(0, bisect_left(self._ticks, tick) - 1)
+        place = bisect_right(self._ticks, tick)
         del self._ticks[:place], self._times[:place]
 
     def count_from(self, tick: int) -> None:

@@ -327,7 +327,7 @@ class Sharded(PlainOperator):
         known = [lateness for shard in self.shards if (lateness := shard.report().lateness) is not None]
         if not known:
             return Report()
-        delays = self.shards[0].settlements.lateness.plus(*(shard.settlements.lateness for shard in self.shards[1:]))
+        delays = self.shards[0].owed_since.lateness.plus(*(shard.owed_since.lateness for shard in self.shards[1:]))
         most, owing = max(each.most for each in known), sum(each.owing for each in known)
         return Report(lateness=Lateness(*delays.median_and_p99(), most, owing))
 

@@ -65,11 +65,12 @@ class Flushing:
         join = self._join
         join.clock += 1
         join.events["flushed owing"] += 1
+        owe = [join.debts.rows_owe(side) for side in (0, 1)]
         entries: list[RunEntry | None] = [None, None]
         try:
             for side, table in enumerate(join.tables):
                 if table.rows:
-                    before = int(table.ticks(_FIRST)[0]) if join.debts.rows_owe(side) else None
+                    before = int(table.ticks(_FIRST)[0]) if owe[side] else None
                     run = self._write(side)
                     entries[side] = None if run is None else self._entry(side, run, 0, before)
         except BaseException:
@@ -79,17 +80,17 @@ class Flushing:
             if entry is not None:
                 join.debts.add(side, entry)
         for side in (0, 1):
-            self.forget_rows(side)
+            self.forget_rows(side, owe[side])
         join.catalogue.count()
 
-    def forget_rows(self, side: int) -> None:
-        """A memtable is empty now; whatever comes owes all that is on disk."""
+    def forget_rows(self, side: int, owing: bool = False) -> None:
+        """A memtable is empty now; whatever comes owes all that is on disk. Whether rows that left it still owe."""
         join = self._join
         join.alone.rows_dropped(side, join.tables[side].rows)
         if join.foretold is not None:
             join.foretold.rows_left(side)
         join.forget(side, 0)
-        join.settlements.came[side].clear()
+        join.owed_since.rows_left(side, owing)
         join.debts.rows_left(side)
         if join.keeping is not None:
             join.keeping.rows_left(side)

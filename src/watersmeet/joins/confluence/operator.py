@@ -16,9 +16,10 @@ from watersmeet.core.kinds import KINDS
 from watersmeet.core.protocol import Arrive, Event, Punctuate, Snapshot, Step
 from watersmeet.core.report import Report
 from watersmeet.core.spec import JoinSpec
-from watersmeet.core.windows import NOWHERE, TimeSpan, parse_seconds
+from watersmeet.core.windows import NOWHERE, TimeSpan
 from watersmeet.engine.arrival import Arrival, Task
 from watersmeet.engine.merging import MergeTask
+from watersmeet.engine.owed_since import OwedSince
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.shell import Operator
 from watersmeet.engine.sizing import Grain, Sizing
@@ -166,7 +167,9 @@ class Confluence(RoomFirst, Operator):
         self.catalogue = Catalogue(self, memory, fan_in, grain, pages)
         self.keeping = self._make_keeping() if keeping else None
         """Which rows had better stay in memory when others leave it; None: none of them."""
-        self.settlements = Settlements(self, pages, most_mapped)
+        self.owed_since = OwedSince(delay, counts=2)
+        """When rows of each side came that owe, and how long they may."""
+        self.settlements = Settlements(self, pages, most_mapped, self.owed_since)
         self.flushing = Flushing(self)
         self.alone = self._make_alone()
         self.matched: Matched | None = None
@@ -181,7 +184,6 @@ class Confluence(RoomFirst, Operator):
             self.foretold = Foretold(self, self.budget)
             self.takes_punctuations = True
         self._open_run = open_run or partial(SortedRun, store)
-        self._delay = None if delay is None else parse_seconds(delay, "delay")
         self._policy = settling or Settling()
         self.idle_share = self._policy.idle_hashes_per_row
         """Hashes that a row may go through in idle time."""
@@ -275,10 +277,7 @@ class Confluence(RoomFirst, Operator):
         """When the oldest row that owes something has owed it for as long as it may; at once, if idle time pays."""
         if isinstance(self._task, SettlementTask) or self._idling_pays():
             return self.now
-        if self._delay is None:
-            return None
-        firsts = map(self.settlements.first_of, (0, 1))
-        return min((first + self._delay for first in firsts if first is not None), default=None)
+        return self.owed_since.wake_at([side for side in (0, 1) if self.debts.owes(side)])
 
     def report(self) -> Report:
         """How late pairs were, and how many rows have yet to settle."""
@@ -334,7 +333,7 @@ class Confluence(RoomFirst, Operator):
     def rows_kept(self, side: int, parts: Int32) -> None:
         """Note when rows came, which may have to wait."""
         if self.debts.runs[1 - side]:
-            self.settlements.came[side].add(self.tables[side].rows, self.now)
+            self.owed_since.came[side].add(self.tables[side].rows, self.now)
 
     def arrival_lookup(self, side: int, hashes: Int64, parts: Int32, columns: list[Any], source: Any) -> Lookup:
         """The look-up of rows that arrived on one side in the memtable of the other."""
@@ -358,16 +357,11 @@ class Confluence(RoomFirst, Operator):
         """Whether rows of a side should settle before more arrive."""
         if not self.debts.owes(side):
             return False
-        if self._is_overdue(side):
+        if self.owed_since.is_overdue(side, self.now):
             return True
         # A slow input's rows are few, and each owes a lot: what came of both inputs since makes up for a pass, too.
         arrived = self.clock - self.settlements.began_at[side]
         return self._policy.is_worth_it(max(self.debts.owing(side), arrived // 2), self.debts.hashes_owed(side))
-
-    def _is_overdue(self, side: int) -> bool:
-        """Whether the oldest row of a side that owes has owed for as long as it may."""
-        first = self.settlements.came[side].first
-        return self._delay is not None and first is not None and self.now >= first + self._delay
 
     def _idling_pays(self) -> bool:
         """Whether rows that owe are enough to settle while there is nothing else to do."""
@@ -405,7 +399,7 @@ class Confluence(RoomFirst, Operator):
             return self._end_of_batch()
         for side in (0, 1):
             if self._is_due(side):
-                why = "by delay" if self._is_overdue(side) else "in passing"
+                why = "by delay" if self.owed_since.is_overdue(side, self.now) else "in passing"
                 return self.settlements.task(side, why, urgent=True)
         if self.matched is not None and not all(self._ended):
             unmatched = self.alone.task(0) or self.alone.task(1)

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from watersmeet.core.delays import Delays, Marks
-from watersmeet.core.report import Lateness, Report
+from watersmeet.core.report import Report
+from watersmeet.engine.owed_since import OwedSince
 from watersmeet.matching.owing import OwingRows, OwingRuns
 from watersmeet.matching.reading import Pages
 from watersmeet.matching.settlement import Settlement
@@ -52,22 +50,17 @@ class SettlementTask:
 
 
 class Settlements:
-    """Part of Confluence: settlements that have begun, when rows came that owe, and how late their pairs are."""
+    """Part of Confluence: settlements that have begun, and how late their pairs are."""
 
-    def __init__(self, join: Confluence, pages: Pages | None, most_mapped: int | None) -> None:
+    def __init__(self, join: Confluence, pages: Pages | None, most_mapped: int | None, owed_since: OwedSince) -> None:
         self._join = join
+        self._owed_since = owed_since
         self._pages = pages
         self._most_mapped = most_mapped
         self.begun: list[Settlement | None] = [None, None]
         """Of each side; one that gave way to arrivals goes on later."""
         self.began_at = [0, 0]
         """The tick at which each side's last settlement began."""
-        self.came: tuple[Marks, Marks] = (Marks(), Marks())
-        """When rows of each memtable came that may have to wait."""
-        self.lateness = Delays()
-        """How long pairs waited that were not found as their later row came."""
-        self.longest_wait = 0.0
-        """Seconds, of all of them."""
 
     # --- one settlement ---
 
@@ -107,7 +100,7 @@ class Settlements:
         settlement.let_go()
         used = settlement.work(self._join.pairs, fuel, self._join.meter)
         if settlement.ends_slice and settlement.found and isinstance(settlement.debtor, OwingRows):
-            self._note_lateness(self.came[settlement.side], settlement)
+            self._note_lateness(settlement)
         return used
 
     def ends_early(self, side: int) -> bool:
@@ -138,30 +131,28 @@ class Settlements:
         else:
             assert isinstance(debtor, OwingRows)
             debts.have_settled(side, debtor.high)
-            self.came[side].forget(debtor.high)
+            self._owed_since.came[side].forget(debtor.high)
+        if not debts.owing_runs(side):
+            self._owed_since.runs_settled(side)
 
     # --- how late they are ---
 
-    def _note_lateness(self, came: Marks, settlement: Settlement) -> None:
+    def _note_lateness(self, settlement: Settlement) -> None:
         """How long the pairs of a slice have waited: of a few rows, which stand for all, and of the oldest."""
-        times = came.times(settlement.some_rows + 1)
+        times = self._owed_since.came[settlement.side].times(settlement.some_rows + 1)
         if times is None:
             return
         waited = self._join.now - times
-        self.longest_wait = max(self.longest_wait, float(waited[-1]))
-        self.lateness.add((waited[:-1] * 1e6).astype(np.int64), -(-settlement.found // (len(waited) - 1)))
-
-    def first_of(self, side: int) -> float | None:
-        """When the first row of a side came that owes; None if none does, or nobody noted it."""
-        return self.came[side].first if self._join.debts.owes(side) else None
+        self._owed_since.longest = max(self._owed_since.longest, float(waited[-1]))
+        self._owed_since.note(waited[:-1], -(-settlement.found // (len(waited) - 1)))
 
     def report(self) -> Report:
         """How late pairs were, and how many rows have yet to settle."""
         join = self._join
-        if not any(join.debts.runs) and not self.longest_wait:
+        if not any(join.debts.runs) and not self._owed_since.longest:
             return Report()
         owing = sum(join.debts.owing(side) for side in (0, 1)) if join.tables else 0
-        return Report(lateness=Lateness(*self.lateness.median_and_p99(), self.longest_wait, owing))
+        return Report(lateness=self._owed_since.figures(owing))
 
     # --- snapshots ---
 

@@ -289,7 +289,7 @@ class WindowConfluence(Confluence):
 
     def report(self) -> Report:
         """Where it is, and how late pairs were."""
-        delays = self.timed.delays.plus(self.settlements.lateness)
+        delays = self.timed.delays.plus(self.owed_since.lateness)
         return replace(super().report(), window=self.timed.figures(self.window_rows, delays))
 
     def wake_at(self) -> float | None:
@@ -469,7 +469,7 @@ class WindowConfluence(Confluence):
                 table.drop_first(count)
                 self.debts.rows_dropped(side, count)
                 self.alone.rows_dropped(side, count)
-                self.settlements.came[side].count_from(count)
+                self.owed_since.came[side].count_from(count)
                 self.events["expired blocks"] += -(-count // self.sizing.layout.block_rows)
                 some = True
         return some
@@ -488,7 +488,7 @@ class WindowConfluence(Confluence):
 
     def _count_delayed(self, settlement: Settlement) -> None:
         """Count rows that had left their own window when they had met the last of what they had to meet."""
-        length, came = self.spec.seconds(settlement.side), self.settlements.came[settlement.side]
+        length, came = self.spec.seconds(settlement.side), self.owed_since.came[settlement.side]
         if settlement.met is not None:
             return  # they have yet to meet others
         if length is None or came.first is None or self.now - came.first <= length:
