@@ -190,7 +190,7 @@ def build_multiway(spec: MultiSpec, memory: int, store: Store, algorithm: str = 
     """
     rows, selectivities = options.pop("rows", None), options.pop("selectivities", None)
     kinds = MULTIWAY if spec.window is None else WINDOWED_MULTIWAY
-    algorithm, reason, chosen = choose_multiway(spec, algorithm, rows, selectivities)
+    algorithm, reason, chosen = choose_multiway(spec, algorithm, rows, selectivities, "delay" in options)
     if chosen is not None:
         options["tree"] = chosen.tree.shape(spec.names)
     operator = kinds[algorithm](spec, memory, store, **options)
@@ -203,8 +203,12 @@ def choose_multiway(
     algorithm: str = "auto",
     rows: Mapping[str, float] | None = None,
     selectivities: Sequence[float] | None = None,
+    bounded: bool = False,
 ) -> tuple[str, str, Plan | None]:
-    """The algorithm for a join of several inputs, why it is that one, and the plan of a tree if one was drawn up."""
+    """The algorithm for a join of several inputs, why it is that one, and the plan of a tree if one was drawn up.
+
+    `bounded`: results may wait for so long only, which `confluence` alone can promise.
+    """
     reason, chosen = "asked for by name", None
     if algorithm == "auto" and spec.window is not None:
         algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
@@ -213,9 +217,11 @@ def choose_multiway(
             "confluence",
             "rows that have left memory are met while others still arrive",
         )
+        if spec.has_bands and bounded:
+            raise SpecError("a join of several inputs by a band bounds no delay; leave delay= out")
         if spec.has_bands:
             algorithm, reason = "miner", "it joins by ranges of values, in memory and on disk"
-        elif rows is not None and spec.preserved is None:
+        elif rows is not None and spec.preserved is None and not bounded:
             from watersmeet.policies.splitting import Estimates, plan
 
             drawn = plan(spec, Estimates.of(spec, rows, selectivities))

@@ -150,6 +150,11 @@ _LISTED: dict[tuple[str, str], dict[str, Way]] = {
             {**MANY_TIGHT, "settling": LATE},
             "flushed owing", "runs settled", "settled before a flush", "settled at the end",
         ),
+        "delay": way({**MANY_TIGHT, "delay": PROMPT, "settling": BUSY}, "settled by delay", "flushed", "merged"),
+        "late, delay": way(
+            {**MANY_TIGHT, "delay": PROMPT, "settling": LATE_AND_BUSY},
+            "settled by delay", "flushed owing", "runs settled",
+        ),
     },
     ("confluence", "preserving"): {
         "usual": way(
@@ -162,6 +167,10 @@ _LISTED: dict[tuple[str, str], dict[str, Way]] = {
         "late": way(
             {**MANY_TIGHT, "settling": LATE},
             "flushed owing", "runs settled", "merged", "rows without a partner settled",
+        ),
+        "delay": way(
+            {**MANY_TIGHT, "delay": PROMPT, "settling": BUSY},
+            "settled by delay", "flushed", "rows without a partner settled",
         ),
     },
     ("mjoin", "several inputs"): {name: way({"flush": name}) for name in ("largest", "random")} | {"usual": way()},
@@ -202,6 +211,7 @@ _LISTED: dict[tuple[str, str], dict[str, Way]] = {
         "tiny": way(TINY, "settled before a flush", "merged"),
         "eager": way({**MANY_TIGHT, "settling": EAGER}, "settled in passing", "merged"),
         "late": way({**MANY_TIGHT, "settling": LATEST}, "flushed owing", "runs settled", "settled at the end"),
+        "delay": way({**MANY_TIGHT, "delay": PROMPT, "settling": BUSY}, "settled by delay", "expired runs"),
     },
     ("asof", "as-of"): {"tight": way({"fan_in": 3}, "merged"), "usual": way()},
     ("partitioned", "look-ups"): {

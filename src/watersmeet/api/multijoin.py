@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
 from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges, parse_preserved
-from watersmeet.core.windows import Span
+from watersmeet.core.windows import Span, parse_seconds
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 
@@ -36,6 +37,7 @@ def multijoin(
     how: Mapping[str, str] | str = "inner",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
+    delay: float | str | timedelta | None = None,
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
     wait: float = WAIT,
@@ -71,6 +73,9 @@ def multijoin(
         no result, as soon as the other inputs have ended; `"inner"`: for none.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param algorithm: `"auto"`, or the name of one.
+    :param delay: how long a combination may wait after its last row came, such as `"1 s"`; what cannot be held is told
+        by `progress.lateness`. Without it, combinations whose rows were not in memory together wait until enough rows
+        do, for a silence, or until memory is full. Only `"confluence"`, the default, bounds it.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
     :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
     :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
@@ -104,6 +109,8 @@ def multijoin(
     preserved = parse_preserved(how, names)
     windows = _windows(window, names, time, lateness, late)
     settings = Settings.of(memory, spill, wait, on_progress, page, spool)
+    if delay is not None:
+        options["delay"] = parse_seconds(delay, "delay")
     _check_multiway(algorithm, options)
 
     def specify(schemas: Sequence[pa.Schema]) -> MultiSpec:
@@ -121,7 +128,8 @@ def multijoin(
     def chosen(spec: MultiSpec) -> Choice:
         from watersmeet.planner import choose_multiway, least_for_multiway
 
-        name, reason, plan = choose_multiway(spec, algorithm, options.get("rows"), options.get("selectivities"))
+        estimates = options.get("rows"), options.get("selectivities")
+        name, reason, plan = choose_multiway(spec, algorithm, *estimates, bounded=delay is not None)
         return Choice(name, reason, with_queues(least_for_multiway(spec, name)), plan)
 
     kind = "inner" if preserved is None else f"left for {names[preserved]}"

@@ -162,6 +162,7 @@ class Arrival(Arriving, DrivenTask):
         if self.kept:
             rows = join.tables[self.driver].append(hashes[0], parts, columns, ticks)
             join.meter.inserts += count
+            join.rows_kept(self.driver, parts)
             self.start(places(TABLE, rows), join.arrival_scope(), hashes)
         else:
             self._pass_by(hashes, columns, ticks)

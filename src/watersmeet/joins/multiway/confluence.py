@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.arrays import Int64
+from watersmeet.core.arrays import Int32, Int64
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Snapshot, Step
+from watersmeet.core.report import Report
 from watersmeet.engine.merging import MergeTask
 from watersmeet.engine.multi_arrival import Arrival
 from watersmeet.engine.multi_sizing import ManySizing
 from watersmeet.engine.multiway import MultiwayJoin
+from watersmeet.engine.owed_since import OwedSince
 from watersmeet.engine.room_first import RoomFirst
 from watersmeet.engine.sizing import Grain
 from watersmeet.engine.snapshot import check_snapshot
@@ -26,7 +30,7 @@ from watersmeet.joins.multiway.expiry import Expiry
 from watersmeet.joins.multiway.flushing import LEAST_SETS, RUN_BYTES, Flushing
 from watersmeet.joins.multiway.many_settlement import ManySettlement
 from watersmeet.joins.multiway.preserved import AloneTask, Preserved, PreservedArrival
-from watersmeet.matching.found_combinations import Together
+from watersmeet.matching.found_combinations import TABLE, Together
 from watersmeet.matching.many_rows import MOST_RESIDENT, ManyRows
 from watersmeet.matching.multi_windows import Reached, SettledFilter
 from watersmeet.matching.owing import Slice
@@ -56,6 +60,8 @@ _LEAST_BLOCK_ROWS = 8
 _MOST_BLOCK_ROWS = 4096
 _BLOCKS = 128
 """Into so many blocks memory is divided, or more."""
+_SAMPLED = 256
+"""Combinations, of those found at a time, of which it is told how long they waited: they stand for all."""
 
 
 class ManyConfluence(RoomFirst, MultiwayJoin):
@@ -65,7 +71,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     memory is full, all of it is written, sorted, once for each attribute; what arrives afterwards owes what is there::
 
         arrival ──▶ memtable r ──▶ looked up in the memtables of s, t, ... ──▶ combinations at once
-                      │ full, silence, or many owe
+                      │ full, silence, delay, or many owe
                       ▼
                     settle: owing rows of r, sorted, merged with the runs of s; what matches, sorted again, with
                       │     those of t, ...; then those of s, and of t ──▶ combinations
@@ -78,15 +84,18 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     inputs are looked up is MJoin's: the one whose rows match least comes first.
 
     Rows settle before memory is flushed; and sooner, as soon as they are so many that going through the hashes on disk
-    pays for itself (`policies.settling`), in idle time and in silences. Where memory is so small that a memory-full is
-    not worth a pass over the disk, rows are written as they are, and settle later, with others. Rows that wait for
-    nothing but inputs that have ended are not kept once they have settled.
+    pays for itself (`policies.settling`), in idle time, in silences, and, with `delay`, when the oldest has owed for so
+    long. Where memory is so small that a memory-full is not worth a pass over the disk, rows are written as they are,
+    and settle later, with others. Rows that wait for nothing but inputs that have ended are not kept once they have
+    settled.
 
     Where one input is preserved, there is a bit for each of its rows, by its number (`preserved`). Once the others have
     ended and nothing is owed any more, its rows that are in no result come out.
 
     With windows, rows are forgotten when they have expired, in memory and on disk (`expiry`).
 
+    :param delay: how long a combination may wait after its last row came, `"1 s"` or seconds; None: for the next
+        settlement, whenever it is.
     :param settling: when rows settle, and when they wait for others.
     :param pages: what a page of a run holds, for experiments that charge each page that is read, and each seek.
         Without, work on the disk is counted by bytes.
@@ -126,6 +135,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         memory: int,
         store: Store,
         *,
+        delay: float | str | timedelta | None = None,
         settling: Settling | None = None,
         pages: Pages | None = None,
         fan_in: int | None = None,
@@ -154,8 +164,10 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             self.beyond += size - counted
         self.flushing = Flushing(self, memory, fan_in, block_bytes)
         # Each settlement goes through what is on disk once for every two inputs: so more rows wait for each other.
-        patience = max(1, _HASHES_A_PASS // len(spec.names))
-        self._policy = settling or Settling(hashes_per_row=patience, passes_saved=patience)
+        hashes = max(1, _HASHES_A_PASS // len(spec.names))
+        self._policy = settling or Settling(hashes_per_row=hashes, passes_saved=hashes)
+        self.owed_since = OwedSince(delay, counts=1)
+        """When rows came that owe, by their ticks, and how long they may; all of them settle at once."""
         self.settled = [0 for _ in spec.names]
         """Rows of each memtable with smaller numbers have settled."""
         self.settling: ManySettlement | None = None
@@ -232,8 +244,20 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return super().poll(now, fuel)
 
     def wake_at(self) -> float | None:
-        """At once, if idle time pays."""
-        return self.now if isinstance(self._task, ManySettlement) or self._idling_pays() else None
+        """When the oldest row that owes something has owed it for as long as it may; at once, if idle time pays."""
+        if isinstance(self._task, ManySettlement) or self._idling_pays():
+            return self.now
+        return self.owed_since.wake_at([0]) if self.tables and self.owes else None
+
+    def report(self) -> Report:
+        """How late results were, and how many rows have yet to settle."""
+        report, late = super().report(), self.owed_since
+        if self.windows is not None:
+            delays = self.windows.delays.plus(late.lateness)
+            report = replace(report, window=self.windows.figures(self.window_rows, delays))
+        if not self.flushing.on_disk and not late.longest:
+            return report
+        return replace(report, lateness=late.figures(self.owing if self.tables else 0))
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -278,6 +302,11 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             return PreservedArrival(self, number, batch, numbers)
         return super()._arrival(number, batch, numbers)
 
+    def rows_kept(self, side: int, parts: Int32) -> None:
+        """Note when rows came, which may have to wait."""
+        if self.flushing.on_disk:
+            self.owed_since.came[0].add(self.clock, self.now)
+
     def settled_filter(self) -> SettledFilter | None:
         """What else combinations of rows that settle must fulfil: they must be in all windows. None: nothing."""
         return None if self.windows is None else SettledFilter(self.windows.clock, self.inputs)
@@ -297,7 +326,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
     def _is_due(self, number: int = 0) -> bool:
         """Whether rows should settle before more arrive."""
         owing = self.owing
-        return owing > 0 and self._policy.is_worth_it(owing, self.flushing.on_disk)
+        if not owing:
+            return False
+        return self._is_overdue() or self._policy.is_worth_it(owing, self.flushing.on_disk)
+
+    def _is_overdue(self) -> bool:
+        """Whether the oldest row that owes has owed for as long as it may."""
+        return self.owed_since.is_overdue(0, self.now)
 
     def _next_task(self) -> Any:
         task = self._urgent_task() or super()._next_task()
@@ -316,7 +351,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         if self.batch_ends and not self._arrivals_wait:
             return self._end_of_batch()
         if self._is_due():
-            return self._settle_task("in passing", urgent=True)
+            return self._settle_task("by delay" if self._is_overdue() else "in passing", urgent=True)
         if not all(self._ended):
             alone = self._alone_task()
             if alone is not None:
@@ -387,11 +422,6 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         """How long rows of an input are remembered; None: to the end."""
         return None if self.windows is None else self.windows.clock.spans[number]
 
-    def slice_taken(self, side: int) -> None:
-        """Rows of an input were taken into memory, their moments count, and they are about to be looked up."""
-        if self.expiry is not None:
-            self.expiry.slice_taken()
-
     def expired_before(self, number: int) -> int:
         """Rows of an input that are older than this meet nothing that is still to come, or that owes."""
         assert self.expiry is not None
@@ -434,6 +464,7 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         self.settling = None
         self.flushing.changed = True
         self.settled = list(settlement.highs)
+        self.owed_since.came[0].forget(settlement.began)
         self.flushing.owing_on_disk = 0
         for disk in self.disks:
             disk.settle()
@@ -442,9 +473,21 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
             self.expiry.settled()
 
     def note_settled(self, ids: Int64) -> None:
-        """These combinations were found by rows that settle."""
-        if self.expiry is not None:
-            self.expiry.note_settled(ids)
+        """These combinations were found by rows that settle: count how long the last rows of some of them have waited.
+
+        It is in memory, if any is, and else on disk: nobody noted when which of those came, but when the first did.
+        """
+        first, count = self.owed_since.first(0), ids.shape[1]
+        if first is None or not count:
+            return
+        some = ids[:, :: -(-count // _SAMPLED)]
+        last = np.full(some.shape[1], first)
+        for table, own in zip(self.tables, some, strict=True):
+            places = np.flatnonzero(own >> 32 == TABLE)
+            times = self.owed_since.came[0].times(table.ticks(own[places].astype(np.int32)))
+            assert times is not None
+            last[places] = np.maximum(last[places], times)
+        self.owed_since.note(self.now - last, -(-count // len(last)))
 
     def let_go(self) -> None:
         """Let mapped pages of runs leave memory, once they are many."""

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from watersmeet.core.arrays import Int64
-from watersmeet.core.delays import Marks
 from watersmeet.engine.multi_windows import MultiWindows
-from watersmeet.matching.found_combinations import TABLE
 from watersmeet.matching.multi_windows import Reached
 from watersmeet.runs.sorted_run import let_go
 from watersmeet.tables.memtables import ManyWindowMemtable
@@ -78,15 +75,8 @@ class Expiry:
         """How far the inputs had come before the first row that owes arrived."""
         self.began = self.since
         """How far they had come when the settlement at hand began."""
-        self._came = Marks()
-        """When rows came, by their ticks."""
 
     # --- rows that owe ---
-
-    def slice_taken(self) -> None:
-        """Rows have just been taken into memory."""
-        if self._join.flushing.on_disk:
-            self._came.add(self._join.clock, self._join.now)
 
     def settlement_begins(self) -> None:
         """All rows that owe are about to settle."""
@@ -96,19 +86,6 @@ class Expiry:
         """All rows that owed when the settlement began have met everything."""
         self.since = self.began
         self.expire()
-
-    def note_settled(self, ids: Int64) -> None:
-        """These combinations were found by rows that settle: count how long the last of their rows that are still in
-        memory have waited. Nobody noted when the others came.
-        """
-        last = np.full(ids.shape[1], -np.inf)
-        for table, own in zip(self._join.tables, ids, strict=True):
-            places = np.flatnonzero(own >> 32 == TABLE)
-            times = self._came.times(table.ticks(own[places].astype(np.int32))) if len(places) else None
-            if times is not None:
-                last[places] = np.maximum(last[places], times)
-        known = last[np.isfinite(last)]
-        self._windows.delays.add(((self._join.now - known) * 1e6).astype(np.int64))
 
     # --- what may go ---
 

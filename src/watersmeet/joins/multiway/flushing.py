@@ -91,6 +91,8 @@ class Flushing:
             self.forget_rows(number)
             if not owes and join.is_of_no_use(number):
                 self.forget_runs(number)
+        if not owes:
+            join.owed_since.came[0].clear()
         self.epoch += 1
         self.count()
 

@@ -78,6 +78,8 @@ class ManySettlement(DrivenTask):
         super().__init__(join, 0)
         self.lows, self.highs = list(lows), list(highs)
         self.urgent = urgent
+        self.began = join.clock
+        """The tick up to which rows settle, or a later one; no row that came later has it."""
         self._mixed = Mixed(join.inputs, join.flushing.epoch)
         self._windows = join.settled_filter()
         self._owing: OwingInput | None = None
