@@ -252,7 +252,7 @@ def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64,
     for k in range(columns.shape[0]):
         nulls[k] = _gather_column(
             sources, np.int64(0), widths[columns[k]], 8 * WORDS * columns[k], rows, places, out[WORDS * k],
-            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k],
+            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k], sources.shape[0] == 1,
         )  # fmt: skip
 
 
@@ -260,26 +260,29 @@ def gather(sources: Int64, widths: Int32, columns: Int32, rows: Any, out: Int64,
 def gather_together(
     sources: Int64, bases: Int64, widths: Int32, columns: Int32, inputs: Int32, ids: Any, out: Int64, nulls: Int64
 ) -> None:
-    """The same for columns of several inputs: column k has rows ids[inputs[k]], whose sources are those from
-    bases[inputs[k]] on, and values of widths[k].
+    """The same for columns of several inputs: column k has rows ids[inputs[k]], which all are in the first of their
+    sources, at bases[inputs[k]], and values of widths[k].
     """
     places = np.empty(_CHUNK, np.int64)
     for k in range(columns.shape[0]):
         nulls[k] = _gather_column(
             sources, bases[inputs[k]], widths[k], 8 * WORDS * columns[k], ids[inputs[k]], places, out[WORDS * k],
-            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k],
+            out[WORDS * k + 1], out[WORDS * k + 2], nulls[k], True,
         )  # fmt: skip
 
 
 @inlined
 def _gather_column(
     sources: Any, base: Any, width: Any, words: Any, rows: Any, places: Any, target: Any, strings: Any, validity: Any,
-    nulls: Any,
+    nulls: Any, of_one: Any,
 ) -> Any:  # fmt: skip
-    """Copy the values of one column; returns how many are NULL, or what it was told if none can be."""
+    """Copy the values of one column; returns how many are NULL, or what it was told if none can be.
+
+    `of_one`: all rows are of the source at `base`.
+    """
     count = rows.shape[0]
     if width != OTHER:
-        plain = sources.shape[0] == 1 and sources[0, 0] == 0
+        plain = of_one and sources[base, 0] == 0
         start, shift, stride = sources[base, 1] + words, sources[base, 2], sources[base, 3]
         mask = (1 << shift) - 1
         for first in range(0, count, _CHUNK):

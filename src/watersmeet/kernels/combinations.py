@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from watersmeet.core.arrays import Int32, Int64, Numbers
-from watersmeet.kernels.addressed import read64
+from watersmeet.kernels.addressed import fetch, read64
 from watersmeet.kernels.compile import kernel
+
+_AHEAD = 16
+"""Words are asked for so many rows before they are read."""
 
 
 @kernel
@@ -80,7 +83,11 @@ def words_at(places: Int64, ids: Int64, words: Int64) -> bool:
 
     False if that is not known of some row: its tag's words begin at 0.
     """
-    for i in range(ids.shape[0]):
+    count = ids.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            later = ids[i + _AHEAD]
+            fetch(places[later >> 32, 0] + places[later >> 32, 1] * (later & 0xFFFFFFFF))
         tag = ids[i] >> 32
         if places[tag, 0] == 0:
             return False
