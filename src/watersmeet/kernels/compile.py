@@ -131,7 +131,9 @@ class _KeptCode:
         """
         with suppress(Exception):
             rtsys.initialize(context)
-            return self._opened()._load_overload(signature, context)
+            kept = self._opened()
+            load = getattr(kept, "_load_overload", kept.load_overload)  # a version without it takes the longer way
+            return load(signature, context)
         return None
 
     def save_overload(self, signature: Any, code: Any) -> None:
