@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow as pa
 from simulate.embedded import smaller
 from simulate.streams import Stream
 from simulate.world import World
+from spark.routed_rows import RoutedRows, hashed_keys, numbered_keys
 from spark.whims import SplitWhims, Whims
 from spark.window_oracle import expected_pairs, micro_batches, spark_cases
 from watersmeet.api.relation import Relation
@@ -26,20 +26,14 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.lookup import HOW, LookupSpec, lookup_conditions
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import WindowJoinSpec
-from watersmeet.records.times import WindowCodec, WindowPlan
-from watersmeet.spark.io.source import END
-from watersmeet.spark.plan.control_rows import SIGN_CODES
 from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
-from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.rebalance import master_task
 from watersmeet.spark.rebalance.master_task import MasterTask
-from watersmeet.spark.rebalance.routing import KINDS
 from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
 from watersmeet.spark.task.figures import COLUMN, figure_names
 from watersmeet.spark.task.lookup_task import FIGURES as LOOKUP_FIGURES
 from watersmeet.spark.task.lookup_task import LookupTask
 from watersmeet.spark.task.operator_task import SplitTask
-from watersmeet.spark.task.placement import Placement
 
 _GROUPS = 3
 _HOT = 5
@@ -53,26 +47,22 @@ class RoutedPipeline:
     """Tasks of a batch; of a parallel join, the most slots."""
 
     def __init__(self, path: Path | str, spec: JoinSpec, memory: int, algorithm: str = "confluence") -> None:
-        self.spec, self._signed = spec, not isinstance(spec, WindowJoinSpec)
-        self.spilled = 0
-        self._layout = RowLayout.of(*([each.type for each in spec.input(side)] for side in (0, 1)), wakes=True, roles=3)
+        self.spec, self.spilled = spec, 0
         if isinstance(spec, WindowJoinSpec):
-            self._codec = WindowCodec(spec)
-            self._plans = [WindowPlan(spec, side, self._codec) for side in (0, 1)]
-            windows = WindowFactory(spec, algorithm)
-            self.task: Any = SlotTask(windows, self._layout, memory, 2 * _GROUPS + 1, str(path), retain=4)
-            self._master = MasterTask(
-                spec, windows.fingerprint, 2 * _GROUPS + 1, (1, _GROUPS), 0.0, str(path), retain=4
-            )
-            self._names, self._modulus = FIGURES, 2 * _GROUPS + 1
+            groups, windows = 2 * _GROUPS + 1, WindowFactory(spec, algorithm)
+            self._rows = RoutedRows(spec, groups, hashed_keys(spec), chances=_chances)
+            self.task: Any = SlotTask(windows, self._rows.layout, memory, groups, str(path), retain=4)
+            self._master = MasterTask(spec, windows.fingerprint, groups, (1, _GROUPS), 0.0, str(path), retain=4)
+            self._names = FIGURES
         else:
-            plain = JoinFactory(spec, algorithm)
-            self._placement = Placement(spec, by_id=True)
-            self.task = SplitTask(plain, self._layout, memory, _GROUPS, state=str(path), retain=4, signed=True)
+            groups, plain = _GROUPS, JoinFactory(spec, algorithm)
+            self._rows = RoutedRows(spec, groups, numbered_keys(spec), signed=True, chances=_chances)
+            self.task = SplitTask(plain, self._rows.layout, memory, groups, state=str(path), retain=4, signed=True)
             self._master = MasterTask(
-                spec, plain.fingerprint, _GROUPS, (_GROUPS, _GROUPS), 0.0, str(path), 4, plain.described(), moves=False
+                spec, plain.fingerprint, groups, (groups, groups), 0.0, str(path), 4, plain.described(), moves=False
             )
-            self._names, self._modulus = figure_names(late=False), _GROUPS
+            self._names = figure_names(late=False)
+        self.keys = self._rows.keys
 
     def attempt(self, slot: int, tables: list[pa.RecordBatch], ended: tuple[int, ...] = ()) -> list[pa.RecordBatch]:
         """What a task gives in the batch at hand."""
@@ -81,7 +71,7 @@ class RoutedPipeline:
         if routing["refused"] is not None:
             raise SnapshotError(routing["refused"])
         found = []
-        for out in self.task(self._delivered(slot, tables, routing, ended)):
+        for out in self.task(self._rows.delivered(slot, tables, routing, ended)):
             told = out.column(COLUMN)
             for each in told.to_pylist():
                 self.spilled += 0 if each is None else dict(zip(self._names, each, strict=False)).get("spilled", 0)
@@ -93,65 +83,10 @@ class RoutedPipeline:
         assert name == "spilled"
         return self.spilled
 
-    def keys(self, side: int, rows: pa.RecordBatch) -> list[int | None]:
-        """The hash of each row's key; None for rows that meet nothing."""
-        if not isinstance(self.spec, WindowJoinSpec):
-            return list(self._placement.hashes([rows.column(name) for name in self.spec.keys(side)]).tolist())
-        hashes, valid = self._codec.hash(side, self._plans[side].key_arrays(rows))
-        assert self.spec.window.time is not None
-        known = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
-        known = known if valid is None else known & valid
-        words = hashes.view(np.uint64).astype(np.uint32).view(np.int32).tolist()
-        return [word if fine else None for word, fine in zip(words, known.tolist(), strict=True)]
 
-    def _delivered(
-        self, slot: int, tables: list[pa.RecordBatch], routing: Any, ended: tuple[int, ...]
-    ) -> Iterator[pa.RecordBatch]:
-        hot, slots = dict(routing["hot"]), routing["slots"]
-        wakes = [] if self._signed else routing["wakes"]
-        for side, table in enumerate(tables):
-            rows, tags, hashes = [], [], []
-            for row, (key, content) in enumerate(zip(self.keys(side, table), canonical_rows(table), strict=True)):
-                if key is None:
-                    continue
-                # Where a row goes is its own matter, in whatever order rows come to an attempt.
-                chance = zlib.crc32(repr(content).encode())
-                places = [{"place": key % self._modulus, "kind": side}]
-                if key in hot:
-                    places = hot[key][side][chance % len(hot[key][side])]
-                for place in [*places, *(wakes if chance % 5 == 0 else [])]:
-                    if slots[place["place"]] == slot:
-                        rows.append(row)
-                        tags.append(place["place"] * KINDS + place["kind"])
-                        hashes.append(key)
-            yield from self._pieces(table.take(pa.array(rows, pa.int64())), side, tags, hashes, 0)
-            if side in ended:
-                own = [each for each in routing["signs"][side] if slots[each["place"]] == slot]
-                nothing = pa.RecordBatch.from_arrays(
-                    [pa.nulls(len(own), each.type) for each in table.schema], schema=table.schema
-                )
-                tags = [each["place"] * KINDS + each["kind"] for each in own]
-                yield from self._pieces(nothing, side, tags, [42] * len(own), SIGN_CODES[END])
-
-    def _pieces(
-        self, own: pa.RecordBatch, side: int, tags: list[int], hashes: list[int], sign: int
-    ) -> Iterator[pa.RecordBatch]:
-        arrays = [pa.array(tags, pa.int32())]
-        for number in range(self._layout.count):
-            column = self._layout.column_in(side, number)
-            arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows, self._type(number)))
-        arrays.append(pa.array(hashes, pa.int32()))
-        if self._signed:
-            arrays.append(pa.array([sign] * own.num_rows, pa.int8()))
-        whole = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
-        for start in range(0, whole.num_rows, 60):
-            yield whole.slice(start, 60)
-
-    def _type(self, number: int) -> pa.DataType:
-        side = next(side for side in (0, 1) if self._layout.column_in(side, number) is not None)
-        column = self._layout.column_in(side, number)
-        assert column is not None
-        return self.spec.input(side).field(column).type
+def _chances(rows: pa.RecordBatch) -> list[int]:
+    """Where a row goes is its own matter, in whatever order rows come to an attempt."""
+    return [zlib.crc32(repr(content).encode()) for content in canonical_rows(rows)]
 
 
 def hot_keys(world: World, rng: np.random.Generator, state: Path | str) -> Stream:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
+from spark.routed_rows import RoutedRows, hashed_keys
 from spark.whims import Whims
 from spark.window_oracle import Killed, expected_pairs, killed_after, micro_batches, rows_in_all, spark_cases
 from watersmeet.checks.oracle.kinds import results_of
@@ -23,13 +23,11 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.kinds import KINDS as KINDS_OF_JOINS
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
-from watersmeet.records.times import WindowCodec, WindowPlan
 from watersmeet.spark.plan.recipe import WindowFactory
-from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.rebalance import master_task, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
-from watersmeet.spark.rebalance.routing import KINDS, NEITHER, Home, HotKey, Routing
+from watersmeet.spark.rebalance.routing import NEITHER, Home, HotKey, Routing
 from watersmeet.spark.rebalance.slot_task import FIGURES, SlotTask
 from watersmeet.spark.state.directory import Batch
 from watersmeet.spark.state.files import read_json
@@ -65,12 +63,8 @@ class Parallel:
     figures: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        codec = WindowCodec(self.spec)
-        self._codec = codec
-        self._plans = [WindowPlan(self.spec, side, codec) for side in (0, 1)]
-        types = ([field.type for field in self.spec.input(side)] for side in (0, 1))
-        self._layout = RowLayout.of(*types, wakes=True, roles=3)
-        assert self._layout.kinds == KINDS
+        self.keys = hashed_keys(self.spec)
+        self._rows = RoutedRows(self.spec, GROUPS, self.keys)
         self._factory = WindowFactory(self.spec, self.algorithm)
 
     def batch(self, number: int, tables: list[pa.RecordBatch], only: int | None = None) -> list[pa.RecordBatch]:
@@ -80,7 +74,7 @@ class Parallel:
             for module in (master_task, slot_task):
                 patch.setattr(module, "current_batch", lambda: (Batch(number, self.run), "query"))
             state = f"{self.scheme}{self.path}"
-            task = SlotTask(self._factory, self._layout, self.memory, GROUPS, state, retain=4)
+            task = SlotTask(self._factory, self._rows.layout, self.memory, GROUPS, state, retain=4)
             master = MasterTask(self.spec, self._factory.fingerprint, GROUPS, self.slots, self.epoch, state, retain=4)
             [answer] = list(master(iter([pa.record_batch({"id": [0]})])))
             routing = answer.column(0)[0].as_py()
@@ -89,56 +83,13 @@ class Parallel:
             if self.hides_routing:
                 patch.setattr(slot_task.RoutingFiles, "current", lambda files: None)
             for slot in range(self.slots[1]) if only is None else [only]:
-                for out in task(self._delivered(slot, tables, routing)):
+                for out in task(self._rows.delivered(slot, tables, routing)):
                     told = out.column(COLUMN)
                     for each in told.to_pylist():
                         if each is not None:
                             self.figures.append(dict(zip(FIGURES, each, strict=False)))
                     found.append(out.drop_columns([COLUMN]).filter(told.is_null()))
         return [batch for batch in found if batch.num_rows]
-
-    def keys(self, side: int, rows: pa.RecordBatch) -> list[int | None]:
-        """The hash of each row's key, as Spark would have one; None for rows that meet nothing."""
-        hashes, valid = self._codec.hash(side, self._plans[side].key_arrays(rows))
-        assert self.spec.window.time is not None
-        known = rows.column(self.spec.window.time[side]).is_valid().to_numpy(zero_copy_only=False)
-        known = known if valid is None else known & valid
-        words = hashes.view(np.uint64).astype(np.uint32).view(np.int32).tolist()
-        return [word if fine else None for word, fine in zip(words, known.tolist(), strict=True)]
-
-    def _delivered(self, slot: int, tables: list[pa.RecordBatch], routing: Any) -> Iterator[pa.RecordBatch]:
-        hot = dict(routing["hot"])
-        for side, table in enumerate(tables):
-            rows, tags, hashes = [], [], []
-            for row, key in enumerate(self.keys(side, table)):
-                if key is None:
-                    continue
-                places = [{"place": key % GROUPS, "kind": side}]
-                if key in hot:
-                    choices = hot[key][side]
-                    places = choices[row % len(choices)]
-                if row % 5 == 0:
-                    places = places + routing["wakes"]
-                for place in places:
-                    if routing["slots"][place["place"]] == slot:
-                        rows.append(row)
-                        tags.append(place["place"] * KINDS + place["kind"])
-                        hashes.append(key)
-            own = table.take(pa.array(rows, pa.int64()))
-            arrays = [pa.array(tags, pa.int32())]
-            for number in range(self._layout.count):
-                column = self._layout.column_in(side, number)
-                arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows, self._type(number)))
-            arrays.append(pa.array(hashes, pa.int32()))
-            whole = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
-            for start in range(0, whole.num_rows, 60):
-                yield whole.slice(start, 60)
-
-    def _type(self, slot: int) -> pa.DataType:
-        side = next(side for side in (0, 1) if self._layout.column_in(side, slot) is not None)
-        column = self._layout.column_in(side, slot)
-        assert column is not None
-        return self.spec.input(side).field(column).type
 
 
 @pytest.mark.parametrize("name", ["ah_ewj", "confluence", "symmetric_window"])

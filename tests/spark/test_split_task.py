@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from spark.divided_streams import Stream
+from spark.routed_rows import RoutedRows, numbered_keys
 from spark.whims import SplitWhims
 from spark.window_oracle import Killed, expected_pairs, killed_after, rows_in_all
 from watersmeet.checks.canonical import canonical_rows
@@ -24,13 +25,10 @@ from watersmeet.core.errors import SnapshotError
 from watersmeet.core.kinds import KINDS as KINDS_OF_JOINS
 from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import WindowJoinSpec, parse_windows
-from watersmeet.spark.io.source import END
 from watersmeet.spark.offline.opened import OpenedState, figures
 from watersmeet.spark.offline.reading import StateRows
 from watersmeet.spark.offline.repartition import repartition
-from watersmeet.spark.plan.control_rows import SIGN_CODES
 from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
-from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.rebalance import master_task, reorganizing, slot_task
 from watersmeet.spark.rebalance.master_task import MasterTask, RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import SlotLoad
@@ -43,7 +41,6 @@ from watersmeet.spark.task import operator_task
 from watersmeet.spark.task.figures import COLUMN, figure_names
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.operator_task import OperatorTask, SplitTask
-from watersmeet.spark.task.placement import Placement
 
 GROUPS = 4
 HOT = 5
@@ -68,13 +65,11 @@ class Split:
     figures: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        types = ([each.type for each in self.spec.input(side)] for side in (0, 1))
-        self._layout = RowLayout.of(*types, wakes=True, roles=3)
-        assert self._layout.kinds == KINDS
         self.windowed = isinstance(self.spec, WindowJoinSpec)
         factory: Any = WindowFactory if self.windowed else JoinFactory
         self._factory = factory(self.spec, "confluence")
-        self._placement = Placement(self.spec, by_id=True)
+        self._keys = numbered_keys(self.spec)
+        self.rows = RoutedRows(self.spec, GROUPS, self._keys, self.signed)
 
     def batch(
         self, number: int, tables: list[pa.RecordBatch], ended: Sequence[int] = (), only: int | None = None
@@ -106,60 +101,22 @@ class Split:
     def _task(self) -> Any:
         given = {"state": str(self.path), "retain": 4}
         if self.windowed:
-            return SlotTask(self._factory, self._layout, self.memory, GROUPS, numbered=True, moves=False, **given)
-        return SplitTask(self._factory, self._layout, self.memory, GROUPS, signed=self.signed, **given)
+            return SlotTask(self._factory, self.rows.layout, self.memory, GROUPS, numbered=True, moves=False, **given)
+        return SplitTask(self._factory, self.rows.layout, self.memory, GROUPS, signed=self.signed, **given)
 
     def _delivered(
         self, slot: int, tables: list[pa.RecordBatch], routing: Any, ended: Sequence[int]
     ) -> Iterator[pa.RecordBatch]:
-        hot = dict(routing["hot"])
-        wakes = routing["wakes"] if self.windowed else []
-        for side, table in enumerate(tables):
-            rows, tags, hashes = [], [], []
-            keys = self._placement.hashes([table.column(name) for name in self.spec.keys(side)]).tolist()
-            for row, key in enumerate(keys):
-                places = [{"place": key % GROUPS, "kind": side}]
-                if key in hot:
-                    choices = hot[key][side]
-                    places = choices[(row * 7 + 3) % len(choices)]
-                for place in [*places, *(wakes if row % 5 == 0 else [])]:
-                    assert routing["slots"][place["place"]] == place["place"] % GROUPS
-                    if routing["slots"][place["place"]] == slot:
-                        rows.append(row)
-                        tags.append(place["place"] * KINDS + place["kind"])
-                        hashes.append(key)
-            yield from self._pieces(table.take(pa.array(rows, pa.int64())), side, tags, hashes, 0)
-            if side in ended:
-                places = [each for each in routing["signs"][side] if routing["slots"][each["place"]] == slot]
-                nothing = pa.RecordBatch.from_pylist([{}] * len(places), schema=table.schema)
-                tags = [each["place"] * KINDS + each["kind"] for each in places]
-                yield from self._pieces(nothing, side, tags, [42] * len(places), SIGN_CODES[END])
-
-    def _pieces(
-        self, own: pa.RecordBatch, side: int, tags: list[int], hashes: list[int], sign: int
-    ) -> Iterator[pa.RecordBatch]:
-        arrays = [pa.array(tags, pa.int32())]
-        for number in range(self._layout.count):
-            column = self._layout.column_in(side, number)
-            arrays.append(own.column(column) if column is not None else pa.nulls(own.num_rows, self._type(number)))
-        arrays.append(pa.array(hashes, pa.int32()))
-        if self.signed:
-            arrays.append(pa.array([sign] * own.num_rows, pa.int8()))
-        whole = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
-        for start in range(0, whole.num_rows, 60):
-            yield whole.slice(start, 60)
-
-    def _type(self, slot: int) -> pa.DataType:
-        side = next(side for side in (0, 1) if self._layout.column_in(side, slot) is not None)
-        column = self._layout.column_in(side, slot)
-        assert column is not None
-        return self.spec.input(side).field(column).type
+        for piece in self.rows.delivered(slot, tables, routing, ended):
+            assert {tag // KINDS % GROUPS for tag in piece.column(0).to_pylist()} == {slot}, "nothing moves"
+            yield piece
 
     def key(self, value: Any) -> int:
         """The hash of a key, as Spark has it."""
-        type_ = self.spec.input(0).field(self.spec.keys(0)[0]).type
-        [key] = self._placement.hashes([pa.array([value], type_)]).tolist()
-        return int(key)
+        name = self.spec.keys(0)[0]
+        [key] = self._keys(0, pa.record_batch({name: pa.array([value], self.spec.input(0).field(name).type)}))
+        assert key is not None
+        return key
 
     def routing(self) -> Routing:
         """The last one."""
@@ -386,11 +343,11 @@ def test_a_state_with_homes_is_refused_without_splitting(tmp_path: Path, monkeyp
     assert found == expected
     assert split.routing().hot
     plain = OperatorTask(
-        split._factory, split._layout, split.memory, GROUPS, state=str(split.path), retain=4, signed=False
+        split._factory, split.rows.layout, split.memory, GROUPS, state=str(split.path), retain=4, signed=False
     )
     monkeypatch.setattr(operator_task, "current_batch", lambda: (Batch(7, split.run), "query"))
     tables = _tables(split.spec, np.random.default_rng(0), 5, 0)
-    rows = split._delivered(0, tables, {"hot": [], "wakes": [], "slots": list(range(GROUPS))}, ())
+    rows = split.rows.delivered(0, tables, {"hot": [], "wakes": [], "slots": list(range(GROUPS))})
     with pytest.raises(SnapshotError, match="hot keys that are split over several groups, and without split=True"):
         list(plain(rows))
     for path in (tmp_path / "state" / "routing").iterdir():
