@@ -23,7 +23,7 @@ from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-CHUNKS = 40 if DEEP else 3
+CHUNKS = 40 if DEEP else 1
 CASES = 50 if DEEP else 40
 
 

@@ -24,14 +24,14 @@ from watersmeet.spill.file_store import FileStore
 from watersmeet.spill.store import MemoryStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-CHUNKS = {Miner: 2}
-CASES_PER_CHUNK = 100
+CHUNKS = {ManyConfluence: 2}
+CASES_PER_CHUNK = 100 if DEEP else 60
 OPERATORS = sorted(MULTIWAY.values(), key=lambda operator_class: str(operator_class.name))
 
 
 @pytest.mark.parametrize(
     ("operator_class", "chunk"),
-    [(each, chunk) for each in OPERATORS for chunk in range(20 if DEEP else CHUNKS.get(each, 4))],
+    [(each, chunk) for each in OPERATORS for chunk in range(20 if DEEP else CHUNKS.get(each, 1))],
     ids=lambda each: getattr(each, "name", each),
 )
 def test_every_combination_exactly_once(operator_class: type[Any], chunk: int) -> None:
@@ -41,23 +41,23 @@ def test_every_combination_exactly_once(operator_class: type[Any], chunk: int) -
     # A tree needs more memory to begin with, and so spills less of the same rows; Confluence leaves less to the end.
     often = 2 if operator_class in (JoinTree, ManyConfluence) else 1
     assert summary.spilled > summary.cases / 2 / often, summary
-    assert summary.reactive > summary.cases / 10 / often, summary
+    assert summary.reactive >= summary.cases / 10 / often, summary
     # It also works in idle time, and leaves even less.
     assert summary.cleaned_up > summary.cases / 4 / (4 if operator_class is ManyConfluence else often), summary
     assert summary.restored >= summary.cases // 10
-    assert summary.asked_for_more <= summary.cases // 50, summary
+    assert summary.asked_for_more <= summary.cases / 50, summary
     shapes = dict(summary.kinds)
-    assert all(shapes[shape] > 5 for shape in ("one attribute", "chain", "star", "tree", "cycle"))
-    assert (shapes.get("bands", 0) > 10) == (operator_class is Miner)
+    assert all(shapes[shape] > summary.cases / 20 for shape in ("one attribute", "chain", "star", "tree", "cycle"))
+    assert (shapes.get("bands", 0) > summary.cases / 10) == (operator_class is Miner)
 
 
-@pytest.mark.parametrize("seed", range(60_000, 60_008))
+@pytest.mark.parametrize("seed", range(60_000, 60_003))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=lambda each: each.name)
 def test_snapshots_everywhere(operator_class: type[Any], seed: int) -> None:
     assert check_snapshot(operator_class, make_multi_case(seed, operator_class), points=25).restored > 0
 
 
-@pytest.mark.parametrize("seed", range(80_000, 80_005))
+@pytest.mark.parametrize("seed", range(80_000, 80_003))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=lambda each: each.name)
 def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:
@@ -67,7 +67,7 @@ def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("flush", ["largest", "random"])
 def test_any_flush_policy(flush: str) -> None:
-    assert conform(MJoin, 40, 7_000, make_multi_case, flush=flush).spilled > 20
+    assert conform(MJoin, 20, 7_000, make_multi_case, flush=flush).spilled > 10
 
 
 def fails_somewhere(operator_class: type[Any] = MJoin, words: str = "") -> bool:

@@ -1,9 +1,9 @@
 """Every operator that is listed goes through the whole suite, in chunks that run side by side.
 
-A chunk of a hundred cases has five that are run twice for the same steps, five that are changed in ways that must not
-matter, and fifteen that are snapshot and restored on their way.
+Of twenty cases one is run twice for the same steps, one is changed in ways that must not matter, and three are snapshot
+and restored on their way. `make conformance` has thousands of each operator.
 
-`HYPOTHESIS_PROFILE=deep` makes the chunks ten times as long, and gives every operator all of them.
+`HYPOTHESIS_PROFILE=deep` makes the chunks much longer, and gives every operator all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from watersmeet.spill.file_store import FileStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 MOST_CHUNKS = 20
-CASES_PER_CHUNK = 1_000 if DEEP else 100
+CASES_PER_CHUNK = 1_000 if DEEP else 40
 SUITE_OF_ITS_OWN = "metadata_mjoin"
 """In `test_promises.py`, of cases like these and of others; here it is only in the deep profile."""
 OPERATORS = sorted(
@@ -46,7 +46,7 @@ def name(operator_class: type[Any]) -> str:
 def chunks(operator_class: type[Any]) -> int:
     """The simplest, and what users get unless they choose, go through more cases than the others do."""
     often = name(operator_class) in ("symmetric_hash", "confluence")
-    return MOST_CHUNKS if DEEP else (5 if often else 2)
+    return MOST_CHUNKS if DEEP else (5 if often else 1)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def assert_paths_taken(operator_class: type[Any], summary: Summary) -> None:
         assert summary.spilled == 0, summary
 
 
-@pytest.mark.parametrize("seed", range(60_000, 60_010))
+@pytest.mark.parametrize("seed", range(60_000, 60_004))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
 def test_snapshots_everywhere(operator_class: type[Any], seed: int) -> None:
     assert check_snapshot(operator_class, make_case(seed, operator_class), points=25).restored > 0
 
 
-@pytest.mark.parametrize("seed", range(80_000, 80_010))
+@pytest.mark.parametrize("seed", range(80_000, 80_004))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
 def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:

@@ -23,7 +23,7 @@ from watersmeet.joins.progressive.promised_rows import PromisedRows
 from watersmeet.records.punctuated import WordRange
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-CHUNKS = 20 if DEEP else 2
+CHUNKS = 20 if DEEP else 1
 CASES_PER_CHUNK = 100 if DEEP else 40
 
 

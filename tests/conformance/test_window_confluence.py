@@ -27,7 +27,7 @@ from watersmeet.records.times import Timing
 from watersmeet.spill.store import MemoryStore
 from watersmeet.tables.memtables import WindowMemtable
 
-CASES = 60
+CASES = 40
 
 
 class Watched(WindowConfluence):
@@ -239,8 +239,8 @@ def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_many() -> None:
-    # In some of the last ones many rows go while others of their memtable owe.
-    for seed in (*range(150), *range(440, 450)):
+    # In some of the first ones many rows go while others of their memtable owe.
+    for seed in (*range(440, 450), *range(150)):
         run_case(WindowConfluence, make_window_case(seed, WindowConfluence), **TIGHT, settling=BUSY)
 
 

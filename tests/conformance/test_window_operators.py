@@ -25,8 +25,8 @@ from watersmeet.planner import WINDOW_ALGORITHMS
 from watersmeet.spill.file_store import FileStore
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-CHUNKS = 40 if DEEP else 3
-CASES = 50 if DEEP else 30
+CHUNKS = 40 if DEEP else 1
+CASES = 50 if DEEP else 40
 OPERATORS = sorted(WINDOW_ALGORITHMS.values(), key=lambda operator_class: str(operator_class.name))
 
 
@@ -86,8 +86,9 @@ def test_runs_become_one_rather_than_fill_memory(seed: int) -> None:
 def test_what_lies_on_disk_becomes_one_all_the_time(operator_class: type[Any], joined: str, chunk: int) -> None:
     """Runs and segments become one when there are too many to remember; here any are."""
     options = WAYS[name(operator_class), "windows"]["joining"].options
-    summary = conform_windows(operator_class, cases=CASES, seed=30_000 + chunk * CASES, **options)
-    assert dict(summary.events)[joined] > CASES / 4, summary
+    cases = CASES // 2
+    summary = conform_windows(operator_class, cases=cases, seed=30_000 + chunk * cases, **options)
+    assert dict(summary.events)[joined] > cases / 4, summary
 
 
 @pytest.mark.parametrize("operator_class", [AHEWJ, EWJ], ids=name)
@@ -116,13 +117,13 @@ def without_windows(case: WindowCase) -> list[tuple[int, int]]:
     return reference_pairs(*(pa.Table.from_batches([case.table(side)]) for side in (0, 1)), case.spec)
 
 
-@pytest.mark.parametrize("seed", range(60_000, 60_003))
+@pytest.mark.parametrize("seed", range(60_000, 60_002))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
 def test_snapshots_everywhere(operator_class: type[Any], seed: int) -> None:
     assert check_snapshot(operator_class, make_window_case(seed, operator_class), points=25).restored > 0
 
 
-@pytest.mark.parametrize("seed", range(80_000, 80_003))
+@pytest.mark.parametrize("seed", range(80_000, 80_002))
 @pytest.mark.parametrize("operator_class", OPERATORS, ids=name)
 def test_on_a_real_disk(operator_class: type[Any], seed: int, tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:
