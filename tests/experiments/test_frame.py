@@ -206,7 +206,7 @@ def test_what_fails_in_a_cell_is_named(modules: Any) -> None:
 
 def test_processes_give_what_one_process_gives(modules: Any, tmp_path: Path) -> None:
     for jobs in ("1", "2"):
-        arguments = ["reproduce", "rpj-flush", "--seeds", "2", "--scale", "0.002", "--jobs", jobs]
+        arguments = ["reproduce", "diner-13", "--seeds", "2", "--scale", "0.002", "--jobs", jobs]
         assert cli.run([*arguments, "--json", str(tmp_path / f"{jobs}.json")]) == 0
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
 
@@ -274,7 +274,7 @@ def test_what_was_kept_is_not_measured_again(coin: Any, modules: Any, tmp_path: 
 
 
 def test_a_process_keeps_what_it_gave_and_a_damaged_file_does_not_count(modules: Any, tmp_path: Path) -> None:
-    arguments = ["reproduce", "rpj-flush", "--scale", "0.002", "--keep", str(tmp_path / "kept")]
+    arguments = ["reproduce", "diner-13", "--scale", "0.002", "--keep", str(tmp_path / "kept")]
     for number, jobs in enumerate("212"):
         assert cli.run([*arguments, "--jobs", jobs, "--json", str(tmp_path / f"{number}.json")]) == 0
         files = sorted((tmp_path / "kept").iterdir())

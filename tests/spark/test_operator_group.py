@@ -133,7 +133,7 @@ def _factory(case: Case | MultiCase, name: str) -> JoinFactory | MultiFactory:
 @pytest.mark.parametrize("name", sorted([*ALGORITHMS, *MULTIWAY]))
 def test_killed_repeated_and_restarted_batches_give_every_pair_once(name: str, tmp_path: Path) -> None:
     spilled = replayed = 0
-    for case in _cases(name, max(10, settings().max_examples // 8)):
+    for case in _cases(name, settings().max_examples // 12):
         rng = np.random.default_rng([case.seed, 77])
         memory = case.memory * 8 // 5 + 64
         if name == "symmetric_hash":

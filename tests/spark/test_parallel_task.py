@@ -97,7 +97,7 @@ def test_whatever_moves_splits_or_dies_every_pair_comes_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spilled = late = splits = visits = found_rows = again = 0
-    for case in spark_cases(name, max(9, settings().max_examples // 8)):
+    for case in spark_cases(name, settings().max_examples // 12):
         assert isinstance(case.spec, WindowJoinSpec)
         rng = np.random.default_rng([case.seed, 78])
         parallel = Parallel(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, name)

@@ -126,7 +126,7 @@ def _killed(group: Group, number: int, pieces: Pieces, ended: tuple[int, ...], r
     return False
 
 
-@pytest.mark.parametrize("first", range(0, 120, 10))
+@pytest.mark.parametrize("first", range(0, 40, 10))
 @pytest.mark.parametrize(
     ("endless", "make"), [(True, make_case), (False, make_case), (False, make_kind_case)], ids=["endless", "", "kinds"]
 )

@@ -208,15 +208,15 @@ def test_whenever_a_key_is_split_every_result_of_a_join_comes_once(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = results = homes = 0
-    for seed in range(8):
+    for seed in range(5):
         ends = how not in ("inner", "semi") or seed % 2 == 0
         found, expected, whims, split = _play(tmp_path / str(seed), how, seed, monkeypatch, ends)
         assert found == expected, (how, seed)
         splits, results = splits + whims.splits, results + sum(found.values())
         homes += (split.path / f"group-{GROUPS:04d}").exists()
-    assert splits > 10
-    assert homes > 4
-    assert results > 300
+    assert splits > 6
+    assert homes > 2
+    assert results > 180
 
 
 def _only_home(key: HotKey, side: int) -> list[list[Place]]:

@@ -50,7 +50,7 @@ def test_killed_repeated_and_restarted_batches_give_every_pair_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spilled = replayed = late = found_rows = 0
-    for case in spark_cases(name, max(14, settings().max_examples // 8)):
+    for case in spark_cases(name, settings().max_examples // 12):
         assert isinstance(case.spec, WindowJoinSpec)
         rng = np.random.default_rng([case.seed, 77])
         pipeline = Pipeline(tmp_path / str(case.seed), case.spec, case.memory * 8 // 5 + 64, name)
@@ -81,7 +81,7 @@ def test_killed_repeated_and_restarted_batches_give_every_pair_once(
         late += sum(figures[2] + figures[3] for figures in pipeline.figures)
         found_rows += sum(batch.num_rows for batch in found)
     assert replayed
-    assert found_rows > 500
+    assert found_rows > 250
     assert late
     assert name == "symmetric_window" or spilled
 
