@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from conformance.drivers import shed_case, spool_case
+from conformance.premature import premature_case
 from conformance.ways import WAYS, Way, operators, way
 from watersmeet.checks.run import ConformanceError
 from watersmeet.checks.suites import Suite, suites_of
@@ -183,6 +184,11 @@ def all_trials() -> list[Trials]:
         Trials(
             "driver", "spool", {"usual": way({}, "rows on disk", "disk full", "killed")},
             lambda seed, _: spool_case(seed),
+        ),
+        Trials(
+            "driver", "premature dumps",
+            {name: way({"algorithm": name}, "premature dumps", "mature dumps") for name in ("ewj", "ah_ewj")},
+            lambda seed, taken: premature_case(seed, **taken.options),
         ),
     ]  # fmt: skip
 

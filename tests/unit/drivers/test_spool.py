@@ -25,6 +25,7 @@ from conformance.drivers import (
     swept_after_kill,
     taken_all,
 )
+from conformance.premature import premature_case
 from simulate.stores import FaultyStore, flip_byte
 from watersmeet.checks.payload import random_payload
 from watersmeet.drivers.inbox import Bell, Inbox
@@ -119,6 +120,13 @@ def test_nothing_is_left_by_a_join_that_is_closed_on_the_way(tmp_path: Path) -> 
     assert done[0].wait(PATIENCE) and done[1].wait(PATIENCE)
     result.close()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", ["ewj", "ah_ewj"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_premature_dumps_of_window_joins_lose_nothing(algorithm: str, seed: int) -> None:
+    happened = premature_case(seed, algorithm)
+    assert happened["results"] and happened["premature dumps"] and happened["mature dumps"], f"seed {seed}"
 
 
 def test_tables_are_not_spooled() -> None:

@@ -74,6 +74,9 @@ class AHEWJ(ExactWindowJoin):
     - A partition's next victim is judged by its oldest block, not by the sum of all.
     - An epoch is counted in rows. A silent input gives its time to a scan at once; the thesis waits 15 s between two.
 
+    Rows that the thesis's input buffer has no room for go to disk before they are joined (section 5.4.1: "When a buffer
+    overflows, we dump the incoming tuples onto the disk"). That is what `spool=` does, for any join: see `ewj`.
+
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End
     >>> from watersmeet.core.spec import parse_on

@@ -54,7 +54,15 @@ class EWJ(ExactWindowJoin):
 
     Different from the thesis: rows are found by a hash index, not by nested loops; which pairs have met is told by
     ticks, as in `ah_ewj`; expiry does not need the tail, since the times of blocks on disk are known; dumps wait until
-    memory is needed. There are no premature dumps: what the join has no time for waits in the driver's bounded queues.
+    memory is needed.
+
+    The thesis has two kinds of dumps. *Mature* ones are of blocks that have met the disk, and are this operator's.
+    *Premature* ones are of rows that have not been joined at all: in its words, such a dump "occurs when the input
+    buffer overflows and is handled by the buffering algorithm" (section 3.3), the loop of algorithm 2 takes rows "from
+    input buffer of S_i in FIFO order", and the buffer, partly on disk, "is transparent to the join algorithm" (3.4.4).
+    So an operator cannot tell a row that waited on disk from one that did not, and must not: it is the driver's queue
+    that goes on on disk, in order and within a bound. That is `spool="2 GiB"` (`drivers.spool`), here as for every
+    other join; without it the queues are bounded, and the source waits. Chapter 5 has the same buffer (5.4.1).
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.protocol import LEFT, RIGHT, Arrive, End
