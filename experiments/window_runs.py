@@ -59,6 +59,7 @@ def run(
     partitions: int = WINDOWS.partitions,
     block: int = WINDOWS.block,
     reread: bool = False,
+    faster: float = WINDOWS.faster,
 ) -> Measured:
     """One run; with `reread`, RPWJ's dd-tasks read all of both partitions, as in the thesis.
 
@@ -93,6 +94,7 @@ def run(
         cost = _cost_of_ours(paper, scale, rows_in_memory / scale, partitions, operator.sizing.page_bytes / row_bytes)
     else:
         cost = _cost(paper, scale, parts / (1 if join == "ewj" else partitions))
+    cost = cost.faster(faster)
     schedule = Schedule(tables, [times for _, times in streams])
     # EWJ looks at the disk when its memory is full of fresh rows, and never in a silence.
     wait = _NEVER if join == "ewj" else WINDOWS.idle * scale
@@ -109,6 +111,7 @@ def run(
             "cpu": cpu,
             "disk": disk,
             "total": cpu + disk,
+            "waited": trace.peak_input_buffer / scale,
             "window": 2 * rate * paper.window * paper.row / (memory or paper.memory),
             "pairs": float(trace.total),
         },
@@ -209,10 +212,11 @@ def _cost(paper: WindowRun, scale: float, parts: float) -> CostModel:
     (sections 3.5.1 and 5.4.1: "estimated only by the disk bandwidth"). Rows are compared one by one, those that arrive
     with all of their partition in memory, those that are read from disk with the fresh ones of it, for the rows that
     are stale have met them (4.4, 5.3). At a smaller scale a partition has fewer rows, and each counts for more.
+    The processor is that of the MJoin paper.
     """
     access = (WINDOWS.seek + WINDOWS.latency) * scale
     cost = CostModel().by_bytes(access=access, bandwidth=WINDOWS.bandwidth, row=paper.row)
-    return replace(cost, nested=cost.comparison * parts / scale).faster(WINDOWS.faster)
+    return replace(cost, nested=cost.comparison * parts / scale)
 
 
 def _cost_of_ours(paper: WindowRun, scale: float, rows: float, partitions: int, page_rows: float) -> CostModel:
@@ -223,7 +227,7 @@ def _cost_of_ours(paper: WindowRun, scale: float, rows: float, partitions: int, 
         seek=WINDOWS.seek * scale, latency=WINDOWS.latency * scale, bandwidth=WINDOWS.bandwidth,
         page=int(page_rows * paper.row),
     )  # fmt: skip
-    return replace(cost, probe=rows / 2 / partitions * cost.comparison).faster(WINDOWS.faster)
+    return replace(cost, probe=rows / 2 / partitions * cost.comparison)
 
 
 @lru_cache(maxsize=2)  # many cells of an experiment have the same two streams
