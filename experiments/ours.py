@@ -106,12 +106,15 @@ def _most_at_every_time(results: Results, cases: Cells, rivals: Sequence[str]) -
         behind = np.flatnonzero(leads < _EQUAL)
         if not len(behind):
             told.append(f"{case} {leads[at]:.2f}x at least, {leads[-1]:.2f}x in the end")
-        elif behind[-1] == len(leads) - 1:
-            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {leads[-1]:.2f}x in the end")
+            continue
+        share = len(behind) / len(leads)
+        worst = f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, behind for {share:.0%} of it"
+        if behind[-1] == len(leads) - 1:
+            told.append(f"{worst}, {leads[-1]:.2f}x in the end")
         else:
             first = f"first from {times[behind[-1] + 1]:.0f}% on, {leads[-1]:.2f}x in the end"
             late = f"{_most_late(times, own.y, best):.1f}% of the time late at most"
-            told.append(f"{case} {leads[at]:.2f}x at {times[at]:.0f}% of the time, {late}, {first}")
+            told.append(f"{worst}, {late}, {first}")
     verdict = always(f"{OURS} first at all times", holds)
     return Verdict(verdict.holds, f"{verdict.measured}; to the best rival: {'; '.join(told)}")
 

@@ -87,3 +87,18 @@ def test_its_claims_turn_with_the_numbers_and_say_whose_they_are(name: str, modu
     assert not any(claim.check(results(0.4)).holds for claim in claims)
     panels = experiment.panels(results(0.97))
     assert any(ours.OURS in name for panel in panels for name in (panel.title, *panel.lines))
+
+
+def test_it_is_told_for_how_long_and_by_how_much_it_is_behind(modules: Any) -> None:
+    model, ours = modules("model"), modules("ours")
+    grid = np.linspace(0, 100, 201)
+    own = np.where((grid >= 10) & (grid < 20), 0.9, 1.1) * grid
+    measured = {
+        name: [model.Measured({"share": 1.0}, {"results": (grid, found)})]
+        for name, found in ((ours.OURS, own), ("XJoin", grid))
+    }
+    (most, _) = ours.claims({"a case": lambda join: join}, ["XJoin"])
+    verdict = most.check(model.Results(1.0, [1], measured))
+    assert not verdict.holds
+    assert "a case 0.90x at" in verdict.measured and "behind for 10% of it" in verdict.measured
+    assert "first from 20% on, 1.10x in the end" in verdict.measured
