@@ -62,9 +62,11 @@ def stream(rows: int, step: int, name: str) -> Any:
     return wm.source(batches(), name=name, schema=types)
 
 
-def _two(verb: Callable[..., Any], **options: Any) -> Callable[[int, int, Path], int]:
+def _two(verb: Callable[..., Any], part: int = 1, **options: Any) -> Callable[[int, int, Path], int]:
+    """`part`: of the second input there is one row for so many of the first, with as few keys."""
+
     def run(rows: int, budget: int, place: Path) -> int:
-        out = verb(stream(rows, 7, "a"), stream(rows, 11, "b"), memory=budget, spill=place, **options)
+        out = verb(stream(rows, 7, "a"), stream(rows // part, 11, "b"), memory=budget, spill=place, **options)
         return sum(batch.num_rows for batch in out)
 
     return run
@@ -95,7 +97,7 @@ def _queries(rows: int, budget: int, place: Path) -> int:
 VERBS: dict[str, Callable[[int, int, Path], int]] = {
     "join": _two(wm.join, on="id"),
     "join, full": _two(wm.join, on="id", how="full"),
-    "join, anti": _two(wm.join, on="id", how="anti"),
+    "join, anti": _two(wm.join, part=2, on="id", how="anti"),
     "near": _two(wm.join, on=[wm.near(["x", "y"], 0.5)]),
     "window_join": _two(wm.window_join, on="id", time="at", window=ROWS),
     "asof_join": _two(wm.asof_join, on="id", time="at"),
