@@ -254,10 +254,17 @@ def damage(trial: Trial) -> str:
 
 
 def _newest_large_run(state: Path, rng: random.Random) -> tuple[Path, float]:
-    """The largest run of what some group holds now, of those that rows are looked up in; all of it is read."""
+    """The largest run of what some group holds now, of those that rows are looked up in; all of it is read.
+
+    Of several inputs it is one of an input that is joined on one value: those of others are sorted by each, and the
+    order of look-ups decides which of them is read.
+    """
     group = rng.choice(sorted(state.glob("group-*")))
     manifest = _newest_manifest(group)
-    names = [name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs]
+    named = [
+        [name] if isinstance(name, str) else name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs
+    ]
+    names = [name for name, *others in named if not others]
     return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size), 1.0
 
 
