@@ -94,6 +94,17 @@ def test_a_start_that_was_refused_begins_no_state_when_what_was_in_its_way_is_mo
     assert begin(place, 0, "run-3", another).group(0).latest() is None
 
 
+def test_a_state_that_could_not_be_read_for_once_refuses_no_start(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    run_batches(place, range(1))
+    text = (place / "state.json").read_text()
+    (place / "state.json").write_text(text[:-9])
+    with pytest.raises(SnapshotError, match="damaged"):
+        begin(place, 0, "run-2")
+    place.rename(tmp_path / "moved away")
+    assert begin(place, 0, "run-2").group(0).latest() is None
+
+
 def test_the_state_of_another_query_is_refused(tmp_path: Path) -> None:
     run_batches(tmp_path, range(1))
     with pytest.raises(SnapshotError, match=r"belongs to query query-1, not to this one \(query-2\)"):

@@ -130,12 +130,7 @@ class StateDirectory:
             return
         for name in ("batches", "runs"):
             refuse_link_in(path, name)
-        try:
-            self._check_owner(owner)
-        except SnapshotError:
-            if batch.number == 0:  # later ones begin no state
-                _REFUSED.add((str(path), batch.run))
-            raise
+        self._check_owner(owner)
         self._lineage = enter(path / "runs", batch.run, batch.number, owner.made)
         self._begin()
         if in_bucket(path):
@@ -194,12 +189,29 @@ class StateDirectory:
                 text |= {"described": owner.describe(), "version": metadata.version("watersmeet")}
             publish(target, checked_json(text), first_wins=True)
             found = read_json(target)
+        try:
+            has_grown = self._refuse_unfit(found, owner)
+        except SnapshotError:
+            if self.batch.number == 0:  # later ones begin no state
+                _REFUSED.add((str(self.path), self.batch.run))
+            raise
+        self._has_homes = found.get(HOMES, False)
+        if has_grown:
+            assert owner.describe is not None
+            earlier = {**found.get("earlier", {}), found["join"]: found["described"]}
+            found |= {"join": owner.fingerprint, "described": owner.describe(), "earlier": earlier}
+            publish(target, checked_json(found))
+        self._division, self._divided_after = found.get("division", ""), found.get("divided_after", -1)
+        self._earlier = found.get("earlier", {})
+
+    def _refuse_unfit(self, found: Mapping[str, Any], owner: Owner) -> bool:
+        """An error if the state that was found is another's; else whether its inputs have new columns now."""
         if found.get("format") != FORMAT:
             raise SnapshotError(
                 f"the state in {self.path} has format {found.get('format')}, and this version of Watersmeet reads "
                 f"{FORMAT}; go on with the version that wrote it, or start again with a new directory and checkpoint"
             )
-        with understood(target):
+        with understood(self.path / "state.json"):
             check_groups(found)
             _ = found["query"], found["join"]
         if found["query"] != owner.query:
@@ -235,19 +247,12 @@ class StateDirectory:
                 f"the state in {self.path} was begun with PySpark {older}, and {newer} sends rows to other groups; go "
                 f"on with the version that it was begun with, or start again with a new directory and checkpoint"
             )
-        self._has_homes = found.get(HOMES, False)
-        if self._has_homes and not owner.splits:
+        if found.get(HOMES, False) and not owner.splits:
             raise SnapshotError(
                 f"the state in {self.path} has hot keys that are split over several groups, and without split=True no "
                 f"row is sent there; say so, or put the keys together with 'watersmeet state {self.path} repartition'"
             )
-        if has_grown:
-            assert owner.describe is not None
-            earlier = {**found.get("earlier", {}), found["join"]: found["described"]}
-            found |= {"join": owner.fingerprint, "described": owner.describe(), "earlier": earlier}
-            publish(target, checked_json(found))
-        self._division, self._divided_after = found.get("division", ""), found.get("divided_after", -1)
-        self._earlier = found.get("earlier", {})
+        return bool(has_grown)
 
     def _begin(self) -> None:
         """Take note that the batch has begun, once the one before is found to have been here."""
