@@ -86,7 +86,8 @@ def divide_sorted(low: Uint64, high: Uint64, first: Any, shift: int, starts: Int
 
     Keys stand by their distance from `first` in steps of two to the power of `shift`, in `starts.size - 1` buckets; of
     each bucket, `starts` tells the first range that ends there or later. In `marked` there is a bit for each sixteenth
-    of a bucket: whether any range reaches into it. Where keys must be the same, both ends are one array.
+    of a bucket: whether any range reaches into it. Where keys must be the same, both ends are one array. A range may be
+    empty, and then end before the first one begins.
     """
     buckets = starts.shape[0] - 1
     finer = np.uint64(max(0, shift - FINER))
@@ -94,6 +95,8 @@ def divide_sorted(low: Uint64, high: Uint64, first: Any, shift: int, starts: Int
     bucket = 0
     unmarked = np.uint64(0)
     for i in range(low.shape[0]):
+        if high[i] < first:
+            continue
         last = (high[i] - first) >> finer
         place = max((low[i] - first) >> finer, unmarked)
         while place <= last:

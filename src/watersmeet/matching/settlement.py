@@ -261,7 +261,8 @@ class Settlement:
             return
         if self._reach is not None:
             self._buffer.find_bounds(self._reach, self._length)
-        least, most = self._buffer.low[0], self._buffer.high[self._length - 1]
+        least = self._buffer.low[0]
+        most = max(least, self._buffer.high[self._length - 1])  # all ranges may be empty
         if self._condition is not None:
             self._holds = self._condition(self.debtor.rows, self._buffer.rows[: self._length])
         self.debtor.mark(self._buffer.rows[: self._length], self._buffer.marks[: self._length])

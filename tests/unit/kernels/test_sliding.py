@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from watersmeet.kernels.merge import FINER, bounds_in_runs, divide_sorted, hashes_in_runs, probe_sorted, scan_runs
 
 KEYS = st.lists(st.one_of(st.integers(0, 30), st.integers(0, 1 << 62)), max_size=25)
-WIDTHS = st.tuples(st.integers(0, 4), st.integers(0, 4))
+WIDTHS = st.tuples(st.integers(-3, 4), st.integers(-3, 4))
+"""How far ranges reach to both sides; some are empty, and some of these end before the first one begins."""
 
 
 def words(values: list[int]) -> Any:
@@ -19,7 +20,8 @@ def words(values: list[int]) -> Any:
 
 
 def ends(keys: list[int], widths: tuple[int, int]) -> tuple[Any, Any]:
-    return words([max(0, key - widths[0]) for key in sorted(keys)]), words([key + widths[1] for key in sorted(keys)])
+    low, high = ([max(0, key + width) for key in sorted(keys)] for width in (-widths[0], widths[1]))
+    return words(low), words(high)
 
 
 @given(KEYS, WIDTHS, KEYS, st.integers(1, 7), st.integers(1, 4))
@@ -38,6 +40,13 @@ def test_ranges_are_looked_up_in_keys(
     assert pairs == [(i, j) for i in range(len(low)) for j in range(len(rows)) if low[i] <= rows[j] <= high[i]]
 
 
+def test_empty_ranges_before_all_others_are_divided() -> None:
+    low, high = words([5, 6, 8]), words([2, 3, 9])
+    starts, marked = np.full(6, -1, np.int32), np.full(3, 7, np.uint64)
+    divide_sorted(low, high, low[0], 0, starts[:6], marked[:1])
+    assert starts.tolist() == [2, 2, 2, 2, 2, 3] and marked.tolist() == [0b11000, 7, 7]
+
+
 @given(KEYS, WIDTHS, st.lists(KEYS, min_size=1, max_size=4), st.integers(1, 7), st.integers(1, 9), st.data())
 def test_runs_are_scanned_for_ranges(
     keys: list[int], widths: tuple[int, int], runs: list[list[int]], capacity: int, most: int, data: st.DataObject
@@ -48,9 +57,11 @@ def test_runs_are_scanned_for_ranges(
     sorted_runs = [words(sorted(run)) for run in runs]
     addresses = np.array([run.ctypes.data for run in sorted_runs], np.int64)
     lows, highs = np.zeros(len(runs), np.int64), np.array([len(run) for run in runs], np.int64)
-    first, span = (low[0], int(high[-1]) - int(low[0])) if keys else (np.uint64(0), 0)
+    first, span = np.uint64(0), 0
     if keys:
-        bounds_in_runs(addresses, first, high[-1], lows, highs)
+        first, last = low[0], max(low[0], high[-1])
+        span = int(last) - int(first)
+        bounds_in_runs(addresses, first, last, lows, highs)
     else:
         highs[:] = 0
     shift = max(0, span.bit_length() - len(keys).bit_length())
