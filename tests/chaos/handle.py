@@ -219,7 +219,10 @@ class Job:
         for process in self._known.values():
             with suppress(psutil.Error):
                 process.kill()  # psutil makes sure that the number is still that process's
-        psutil.wait_procs(self._known.values(), PATIENCE)
+        for process in self._known.values():
+            # Linux says that nothing is there where a thread has the number of a process that is gone.
+            with suppress(psutil.Error, FileNotFoundError):
+                process.wait(PATIENCE)
         self._known.clear()
 
 

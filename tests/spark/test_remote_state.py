@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -176,6 +178,30 @@ def test_what_is_wrong_with_objects_is_named(objects: Objects) -> None:
     objects.objects.clear()
     with pytest.raises(SnapshotError, match="no state in objects://bucket/state, but the query goes on with batch 1"):
         _begin(objects, 1, owner)
+
+
+def test_a_cache_that_cannot_be_looked_through_is_trimmed_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache", 1000)
+    (tmp_path / "cache" / "place").mkdir(parents=True)
+
+    def add(number: int) -> None:
+        path = tmp_path / "cache" / "place" / f"segment-{number}"
+        path.write_bytes(bytes(600))
+        os.utime(path, (number, number))
+        cache.added(path)
+
+    def refuse(_path: Path, _pattern: str) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", refuse)
+        add(1)
+        add(2)
+    assert len(list(cache.root.glob("*/*"))) == 2
+    add(3)
+    assert [path.name for path in cache.root.glob("*/*")] == ["segment-3"]
 
 
 def test_addresses() -> None:

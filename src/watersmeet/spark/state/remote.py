@@ -248,11 +248,12 @@ class Cache:
 
     def added(self, path: Path) -> None:
         """Take note of a new file; now and then, remove what was used longest ago until the rest fits."""
-        grown = self._grown.get(self.root, 0) + path.stat().st_size
-        if grown > self.most_bytes // _LOOKS:
-            self._trim(path)
-            grown = 0
-        self._grown[self.root] = grown
+        with suppress(OSError):  # no row depends on it: a later file is another occasion
+            grown = self._grown.get(self.root, 0) + path.stat().st_size
+            self._grown[self.root] = grown
+            if grown > self.most_bytes // _LOOKS:
+                self._trim(path)
+                self._grown[self.root] = 0
 
     def _trim(self, spared: Path) -> None:
         found = []
