@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from watersmeet.checks.canonical import canonical_rows
+from watersmeet.checks.canonical import Row, canonical_rows
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.records.asof_times import AsofCodec, AsofPlan, AsofTiming
@@ -40,6 +40,13 @@ _ENDS = SIGN_CODES[END]
 def place_of(value: Any, groups: int) -> int:
     """The group of a value, the same in every process."""
     return zlib.crc32(repr(value).encode()) % groups
+
+
+def comparable(keys: pa.Array) -> list[Row]:
+    """Values of which those that join are the same: both zeros, and every NaN."""
+    if pa.types.is_floating(keys.type):
+        keys = pa.array([None if key is None else key + 0.0 for key in keys.to_pylist()], keys.type)
+    return canonical_rows(pa.record_batch([keys], ["key"]))
 
 
 @dataclass
@@ -225,7 +232,7 @@ class ManyPipeline(Pipeline):
             (column,) = axis.columns[number]
             if self.spec.preserved != number:
                 own &= rows.column(column).is_valid().to_numpy(zero_copy_only=False)
-            shares = [place_of(value, axis.shares) for value in canonical_rows(rows.select([column]))]
+            shares = [place_of(value, axis.shares) for value in comparable(rows.column(column))]
             first += grid.strides[place] * np.array(shares, np.int64)
         own &= np.isin(group - first, grid.copies(number))
         if self.spec.window is not None:
