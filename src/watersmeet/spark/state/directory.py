@@ -301,14 +301,13 @@ class StateDirectory:
         Of a batch that is only replayed, all stays until it is swept: a version that carries its results may have
         reached the sink, or may be published at this very moment, by a task that has outlived its driver.
         """
-        groups: Iterable[Place] = self.path.glob("group-*")
-        for group in groups:
-            if group_number(group.name, self._division) is None:
+        for group in names_in(self.path):
+            if group_number(group, self._division) is None:
                 continue
-            refuse_link_in(self.path, group.name)
-            for name in names_in(group):
+            refuse_link_in(self.path, group)
+            for name in names_in(self.path / group):
                 if batch_of(name) >= number + replayed and token_of(name) in tokens:
-                    remove(group / name)
+                    remove(self.path / group / name)
 
     def _mark(self, number: int) -> Place:
         return self._batches / f"{number:012d}"

@@ -12,7 +12,6 @@ last one wins, so they must have written the same, or be told apart by what they
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import os
 import re
@@ -134,10 +133,6 @@ class RemotePath:
         with _told(f"list {self}"):
             found: list[fs.FileInfo] = self.system.get_file_info(fs.FileSelector(self.path, allow_not_found=False))
         return found
-
-    def glob(self, pattern: str) -> list[RemotePath]:
-        """Those in the directory whose names match."""
-        return [self / name for name in fnmatch.filter(self.names(), pattern)]
 
     def read_bytes(self) -> bytes:
         """The content."""
