@@ -9,7 +9,7 @@ column      a word, or "anything in quotes"
 ```
 
 They mean what they mean in SQL: a comparison with NULL is neither true nor false, and a row passes if all in all the
-condition is true.
+condition is true. Of floats NaN equals NaN and is above all numbers, as Spark and DuckDB have it, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ COMPARISONS = {
     "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
 }  # fmt: skip
 _MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_OPPOSITE = {"!=": "=", "<=": ">", ">=": "<"}
+"""Of what always has an order: one holds where the other does not."""
 _DEEPEST = 100
 """So deep may conditions stand in each other."""
 
@@ -287,7 +289,7 @@ def _type_of(column: str, schema: pa.Schema, what: str, name: str) -> pa.DataTyp
 
 def _try(operator: str, left: Any, right: Any, otherwise: str) -> None:
     try:
-        COMPARISONS[operator](left, right)
+        _compared(operator, left, right)
     except (pa.ArrowException, TypeError):
         raise SpecError(otherwise) from None
 
@@ -381,7 +383,28 @@ def holds(condition: Filter, batch: pa.RecordBatch) -> pa.Array:
     other = condition.value
     if isinstance(other, Column):
         other = plain(batch.column(other.name))
-    return COMPARISONS[condition.operator](column, other)
+    return _compared(condition.operator, column, other)
+
+
+def _compared(operator: str, left: Any, right: Any) -> Any:
+    """Values compared as SQL does: true, false, or NULL.
+
+    Arrow compares floats as IEEE 754 has it, where NaN is in no order with anything. So of floats only what NaN cannot
+    spoil is asked of Arrow, equality and the strict orders, and the other three are what those leave.
+    """
+    if not (pa.types.is_floating(left.type) or pa.types.is_floating(right.type)):
+        return COMPARISONS[operator](left, right)
+    if operator in _OPPOSITE:
+        return pc.invert(_compared(_OPPOSITE[operator], left, right))
+    found = COMPARISONS[operator](left, right)
+    if operator == "=":
+        return pc.or_(found, pc.and_(_is_nan(left), _is_nan(right)))
+    above, below = (left, right) if operator == ">" else (right, left)
+    return pc.or_(found, pc.and_not(_is_nan(above), _is_nan(below)))
+
+
+def _is_nan(values: Any) -> Any:
+    return pc.is_nan(values) if pa.types.is_floating(values.type) else pa.scalar(False)
 
 
 def plain(column: pa.Array) -> pa.Array:
