@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import watersmeet
 from watersmeet.cli import bench
 from watersmeet.cli import main as cli
 from watersmeet.core.errors import SpecError, WatersmeetError
@@ -109,9 +113,21 @@ def test_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: Path) -
         run("start", "--json", str(tmp_path / "missing" / "figures.json"))
 
 
+@pytest.mark.parametrize(("command", "known"), [("bench", "inmemory"), ("reproduce", "rpj-8")])
+def test_a_checkout_is_found_from_another_directory(command: str, known: str, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "watersmeet.cli", command, "--list"]
+    source = Path(watersmeet.__file__).parents[1]
+    done = subprocess.run(
+        arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert known in done.stdout
+
+
 def test_says_so_where_there_are_no_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = bench.find_benchmarks()
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "lib" / "site" / "watersmeet" / "bench.py"))
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "lib" / "site" / "watersmeet" / "cli" / "bench.py"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WatersmeetError, match="run this in a checkout"):
         bench.find_benchmarks()

@@ -12,7 +12,7 @@ from watersmeet.core.errors import WatersmeetError
 
 def find(name: str, asking: str) -> Path:
     """The folder of this name: beside the sources that the asking module's file belongs to, or where we are."""
-    places = [Path(asking).resolve().parents[2], Path.cwd()]
+    places = [Path(asking).resolve().parents[3], Path.cwd()]  # ROOT/src/watersmeet/cli/ is where those ask who do
     for place in places:
         if (place / name / "catalogue.py").is_file():
             return place / name
