@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import watersmeet
+import watersmeet as wm
 from watersmeet.cli import bench
 from watersmeet.cli import main as cli
 from watersmeet.core.errors import SpecError, WatersmeetError
@@ -116,7 +116,7 @@ def test_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: Path) -
 @pytest.mark.parametrize(("command", "known"), [("bench", "inmemory"), ("reproduce", "rpj-8")])
 def test_a_checkout_is_found_from_another_directory(command: str, known: str, tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "watersmeet.cli", command, "--list"]
-    source = Path(watersmeet.__file__).parents[1]
+    source = Path(wm.__file__).parents[1]
     done = subprocess.run(
         arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
         check=False,
