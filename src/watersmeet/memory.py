@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.given import plain_number
 
 _UNITS = {
     "": 1,
@@ -41,6 +42,7 @@ def parse_memory(text: str | int, what: str = "memory") -> int:
     >>> parse_memory("64 MiB"), parse_memory("1.5kb"), parse_memory(4096)
     (67108864, 1500, 4096)
     """
+    text = plain_number(text)
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise SpecError(f"{what} must be bytes or a string such as '64 MiB', not {text!r}")
     if isinstance(text, int):

@@ -27,6 +27,7 @@ from watersmeet.api.run import (
 )
 from watersmeet.core.choices import check_choice, option_names
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.kinds import kind_of
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
@@ -113,7 +114,7 @@ def join(
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
     check_algorithm(algorithm, options)
-    check_threads(threads, algorithm)
+    threads = checked_threads(threads, algorithm)
     kind_of(how)
     called = two_names(names, (left, right), ("left", "right"))
 
@@ -163,14 +164,16 @@ def check_algorithm(algorithm: str, options: dict[str, Any]) -> None:
     check_choice(algorithm, options, ALGORITHMS)
 
 
-def check_threads(threads: int | None, algorithm: str) -> None:
-    """Refuse a number of threads that cannot be, or that an algorithm has no use for."""
+def checked_threads(threads: int | None, algorithm: str) -> int | None:
+    """A number of threads; an error if it cannot be, or if an algorithm has no use for it."""
     if threads is None:
-        return
+        return None
+    threads = plain_number(threads)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise SpecError(f"threads must be a number, 1 or more, not {threads!r}")
     if threads > 1 and algorithm not in ("auto", "confluence"):
         raise SpecError(f"algorithm {algorithm} uses one thread; leave threads={threads} out, or choose 'confluence'")
+    return threads
 
 
 def usual_threads(sources: Sequence[Source]) -> int:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from watersmeet.core import html
 from watersmeet.core.errors import RelationError, SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.memory import parse_memory
 from watersmeet.relation.changes import StoredRelation, with_surrogate, without_surrogate
 from watersmeet.relation.relation import THETA, Design, RelationReader, published
@@ -77,6 +78,7 @@ class Relation(StoredRelation):
         :param spill: where to sort what does not fit into memory; beside the relation unless given.
         :param durable: wait for the disk, so that a change that was made survives a crash of the machine.
         """
+        partitions = plain_number(partitions)
         if partitions is not None and (partition != "hash" or partitions < 1):
             raise SpecError("partitions= is a number of hash partitions; ranges are cut by their size, segment=")
         place = Path(path).expanduser().absolute()

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from watersmeet.core.bands import BandForm, Width, common_band_form, parse_width, tick_nanoseconds
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.keys import plain_type
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import LATE, parse_span, parse_time_columns
@@ -69,6 +70,7 @@ def parse_asof(
 
 def _span(span: object, what: str) -> Width:
     found: Width
+    span = plain_number(span)
     if isinstance(span, str):
         if span.strip().startswith("-"):
             raise SpecError(f"{what} must be zero or more, not {span!r}")

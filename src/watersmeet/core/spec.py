@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.keys import common_key_type, type_of_both
 from watersmeet.core.kinds import Kind, kind_of
 from watersmeet.core.promises import Promises
@@ -55,7 +56,8 @@ class Band:
     width: Width
 
     def __post_init__(self) -> None:
-        width = self.width
+        width = plain_number(self.width)
+        object.__setattr__(self, "width", width)
         if isinstance(width, bool) or not isinstance(width, int | float | Decimal | timedelta):
             raise SpecError(f"the width of a band must be a number or a timedelta, not {width!r}")
         not_a_number = width != width
@@ -92,7 +94,8 @@ class Near:
     radius: int | float | Decimal
 
     def __post_init__(self) -> None:
-        radius = self.radius
+        radius = plain_number(self.radius)
+        object.__setattr__(self, "radius", radius)
         if isinstance(radius, bool) or not isinstance(radius, int | float | Decimal):
             raise SpecError(f"the radius of near must be a number, not {radius!r}")
         if not 0 <= radius <= _LARGEST_RADIUS:  # NaN, too

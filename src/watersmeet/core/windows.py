@@ -36,6 +36,7 @@ import pyarrow as pa
 from watersmeet.core.arrays import Int64
 from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.keys import plain_type
 from watersmeet.core.spec import JoinSpec
 
@@ -58,6 +59,7 @@ def parse_span(span: Span) -> int | timedelta:
     >>> parse_span("10 min"), parse_span("1.5 hours"), parse_span(500)
     (datetime.timedelta(seconds=600), datetime.timedelta(seconds=5400), 500)
     """
+    span = plain_number(span)
     if isinstance(span, str):
         match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", span)
         width = parse_width(f"{match[1]} {_WORDS.get(match[2], match[2])}" if match else span)
@@ -102,6 +104,7 @@ def rows(count: int) -> Rows:
     >>> rows(1000)
     Rows(count=1000)
     """
+    count = plain_number(count)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise SpecError(f"a window holds one row or more, not {count!r}")
     return Rows(count)
@@ -115,7 +118,7 @@ def landmark(every: Span | None = None, *, since: int | date | datetime | None =
     """
     if (every is None) == (since is None):
         raise SpecError("a landmark is every so often, or since a moment: give one of the two")
-    return Landmark(None if every is None else parse_span(every), since)
+    return Landmark(None if every is None else parse_span(every), plain_number(since))
 
 
 def age(least: Span, most: Span) -> Age:
@@ -136,7 +139,10 @@ def parse_seconds(span: object, what: str) -> float:
     Traceback (most recent call last):
     watersmeet.core.errors.SpecError: idle 'soon' is not understood; write a length of time such as '1 s', or seconds
     """
-    if isinstance(span, int | float) and not isinstance(span, bool) and span >= 0:
+    span = plain_number(span)
+    if isinstance(span, int | float) and not isinstance(span, bool):
+        if not span >= 0:  # NaN, too
+            raise SpecError(f"{what} must be zero or more, not {span!r}")
         return float(span)
     with suppress(SpecError):
         if isinstance(span, str | timedelta):
@@ -147,6 +153,7 @@ def parse_seconds(span: object, what: str) -> float:
 
 def parse_window(window: object) -> Window:
     """A window from what people write."""
+    window = plain_number(window)
     if isinstance(window, Rows | Landmark | Age):
         return window
     if isinstance(window, str | int | timedelta) and not isinstance(window, bool):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.report import ShedFigures
 from watersmeet.core.spec import JoinSpec
 
@@ -49,6 +50,7 @@ def check_shed(shed: object) -> float:
     >>> check_shed(0.05)
     0.05
     """
+    shed = plain_number(shed)
     if isinstance(shed, bool) or not isinstance(shed, int | float) or not 0 < shed < 1:
         raise SpecError(f"shed must be a share of the rows between 0 and 1, such as 0.05, not {shed!r}")
     return float(shed)

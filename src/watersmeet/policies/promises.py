@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.saved import Saved
 
 _MASK = (1 << 64) - 1
@@ -90,6 +91,7 @@ class PrioritySchedule(Saved):
     SAVED: ClassVar[tuple[str, ...]] = ("_used",)
 
     def __init__(self, preferred: int = 0, quotas: tuple[int, int] = (1024, 1024)) -> None:
+        quotas = (plain_number(quotas[0]), plain_number(quotas[1])) if len(quotas) == 2 else quotas
         if len(quotas) != 2 or not all(isinstance(quota, int) and quota > 0 for quota in quotas):
             raise SpecError(f"quotas must be two numbers of rows, each at least 1, not {quotas!r}")
         self._preferred = preferred
@@ -136,6 +138,7 @@ class PurgePolicy:
     every: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "every", plain_number(self.every))
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise SpecError(f"purge_every must be a number of punctuations, at least 1, not {self.every!r}")
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.promises import Promises
 from watersmeet.sources.conform import Mismatch, conform
 
@@ -59,6 +60,7 @@ class BaseSource(ABC):
     """
 
     def __init__(self, name: str, schema: pa.Schema | None = None, batch_rows: int = BATCH_ROWS) -> None:
+        batch_rows = plain_number(batch_rows)
         if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
             raise SpecError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
         if schema is not None and not isinstance(schema, pa.Schema):

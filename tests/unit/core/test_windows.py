@@ -165,7 +165,7 @@ def test_what_finds_rows_by_equal_values_needs_some() -> None:
         ({"window": 5, "time": "t", "emit": "final", "late": "keep"}, "say late='drop' or late='error'"),
         ({"window": 5, "time": "t", "idle": 0}, "idle=0 would take every input for silent"),
         ({"window": 5, "time": "t", "idle": "soon"}, "'soon' is not understood"),
-        ({"window": 5, "time": "t", "idle": -1}, "idle -1 is not understood"),
+        ({"window": 5, "time": "t", "idle": -1}, "idle must be zero or more, not -1"),
     ],
 )
 def test_what_silence_and_final_results_cannot_be(windows: dict[str, object], message: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from watersmeet.core.arrays import Int64
 from watersmeet.core.asof import AsofSpec
 from watersmeet.core.errors import SnapshotError, SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.joins.asof.join import AsofJoin
 from watersmeet.joins.asof.sides import Known
 from watersmeet.joins.division import Part, divided
@@ -38,6 +39,7 @@ def repartition(
 
     :param told: is given the number of old groups that are done, and of all.
     """
+    partitions = plain_number(partitions)
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= MOST_GROUPS:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     state = OpenedState(place)

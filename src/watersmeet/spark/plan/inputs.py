@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.spec import JoinSpec
 from watersmeet.spark.io.source import EVENT
 from watersmeet.spark.plan.grouping import check_collation
@@ -104,6 +105,7 @@ def checked_partitions(frame: DataFrame, partitions: int | None) -> int:
     """In how many tasks the rows are joined; as many as Spark is told to make unless given."""
     if partitions is None:
         return int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    partitions = plain_number(partitions)
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= 1 << 20:
         raise SpecError(f"partitions must be a whole number from 1 on, not {partitions!r}")
     return partitions
@@ -132,6 +134,7 @@ def with_measures(results: st.StructType) -> st.StructType:
 
 def checked_fuel(fuel: int) -> int:
     """Units of work; an error if they are none."""
+    fuel = plain_number(fuel)
     if isinstance(fuel, bool) or not isinstance(fuel, int) or fuel < 0:
         raise SpecError(f"fuel must be a whole number of units of work, 0 or more, not {fuel!r}")
     return fuel

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from watersmeet.core.errors import SpecError
+from watersmeet.core.given import plain_number
 from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Span, parse_span, parse_windows
 from watersmeet.memory import parse_memory
@@ -114,19 +115,17 @@ def parallel_join(
 
 
 def _checked_slots(slots: object) -> tuple[int, int]:
-    if (
-        isinstance(slots, Sequence)
-        and len(slots) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in slots)
-        and 1 <= slots[0] <= slots[1]
-    ):
-        return slots[0], slots[1]
+    if isinstance(slots, Sequence) and len(slots) == 2:
+        fewest, most = map(plain_number, slots)
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in (fewest, most)) and 1 <= fewest <= most:
+            return fewest, most
     raise SpecError(f"slots must be the fewest and the most tasks, such as (1, 8), not {slots!r}")
 
 
 def _checked_groups(groups: int | None, slots: int) -> int:
     if groups is None:
         return _GROUPS_TO_A_SLOT * slots
+    groups = plain_number(groups)
     if isinstance(groups, bool) or not isinstance(groups, int) or not slots <= groups <= 1 << 16:
         raise SpecError(
             f"groups must be a whole number, at least as many as there may be slots ({slots}), not {groups!r}"
