@@ -16,6 +16,7 @@ from watersmeet.core.asof import AsofSpec, AsofTimes, Lateness, parse_asof
 from watersmeet.core.bands import Width
 from watersmeet.core.choices import check_choice
 from watersmeet.core.spec import On, parse_on
+from watersmeet.core.windows import Span
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 from watersmeet.sources import Source
@@ -43,7 +44,7 @@ def asof_join(
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
@@ -72,7 +73,7 @@ def asof_join(
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
     :param suffixes: added to columns that both inputs have and that are not joined on.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
-    :param wait: seconds of silence on all inputs after which the time is used for other work.
+    :param wait: after so much silence on all inputs, in seconds or as `"50 ms"`, the time is used for other work.
     :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
         ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
         wait. Tables and frames are never spooled: their rows are in memory anyway.

@@ -31,7 +31,7 @@ from watersmeet.core.given import plain_number
 from watersmeet.core.kinds import kind_of
 from watersmeet.core.promises import Promises
 from watersmeet.core.spec import JoinSpec, On, parse_on
-from watersmeet.core.windows import parse_seconds
+from watersmeet.core.windows import Span, parse_seconds
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 from watersmeet.drivers.shedding import check_shed, loss_bytes, refuse_unfit
@@ -59,7 +59,7 @@ def join(
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
     shed: float | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
@@ -87,7 +87,7 @@ def join(
         rows of files and streams have to be copied for several, which took as long as they saved. Only `"confluence"`
         uses more than one, and only for equal keys.
     :param suffixes: added to columns that both inputs have and that are not joined on.
-    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param wait: after so much silence on all inputs, in seconds or as `"50 ms"`, the time is used for spilled rows.
     :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
         ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
         wait. Tables and frames are never spooled: their rows are in memory anyway.

@@ -19,6 +19,7 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, lookup_conditions, settle_how
 from watersmeet.core.many_lookups import ChainSpec, Link
 from watersmeet.core.spec import Equal, On, parse_on
+from watersmeet.core.windows import Span
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 from watersmeet.relation.relation import THETA
@@ -41,7 +42,7 @@ def lookup_join(
     partition: str = "range",
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
@@ -69,7 +70,7 @@ def lookup_join(
     :param spill: where that is; the system's temporary directory unless given.
     :param spool: bytes, or words such as `"2 GiB"`, by which a stream that is faster than the join for a while may run
         ahead, onto the disk under `spill`. Without it, it waits.
-    :param wait: seconds of silence after which rows that wait for the disk are answered.
+    :param wait: after so much silence, in seconds or as `"50 ms"`, rows that wait for the disk are answered.
     :param page: True: serve a live page of this join on 127.0.0.1 while it runs; standard error tells the address. Or
         a port, `"HOST:PORT"` or a `wm.Page` that several joins share. Needs `pip install starlette uvicorn`.
     :param options: the algorithm's own.

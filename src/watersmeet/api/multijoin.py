@@ -40,7 +40,7 @@ def multijoin(
     delay: float | str | timedelta | None = None,
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
     **options: Any,
@@ -77,7 +77,7 @@ def multijoin(
         by `progress.lateness`. Without it, combinations whose rows were not in memory together wait until enough rows
         do, for a silence, or until memory is full. Only `"confluence"`, the default, bounds it.
     :param spill: where to put what does not fit into memory; the system's temporary directory unless given.
-    :param wait: seconds of silence on all inputs after which the time is used for spilled rows.
+    :param wait: after so much silence on all inputs, in seconds or as `"50 ms"`, the time is used for spilled rows.
     :param spool: bytes, or words such as `"2 GiB"`, by which a source that is faster than the join for a while may run
         ahead: what the queues in memory have no room for goes to disk under `spill`, in order. Without it, sources
         wait. Tables and frames are never spooled: their rows are in memory anyway.

@@ -16,6 +16,7 @@ from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import Span
 from watersmeet.drivers.drawing import follower
 from watersmeet.drivers.inbox import MAX_ROWS
 from watersmeet.drivers.live import LiveOperator, LiveRun, queue_bytes
@@ -40,7 +41,7 @@ class Settings:
 
     memory: int
     spill: Path | None
-    wait: float
+    wait: Span | float
     on_progress: Callable[[Progress], None] | None
     page: PageOption = None
     spool: int | None = None
@@ -53,7 +54,7 @@ class Settings:
         cls,
         memory: str | int,
         spill: str | os.PathLike[str] | None,
-        wait: float,
+        wait: Span | float,
         on_progress: Callable[[Progress], None] | None,
         page: PageOption = None,
         spool: str | int | None = None,
@@ -61,6 +62,11 @@ class Settings:
         """Settings in the words of a user."""
         place = None if spill is None else Path(spill)
         room = None if spool is None else parse_memory(spool, "spool")
+        if on_progress is not None and not callable(on_progress):
+            raise SpecError(
+                f"on_progress must be a function that is called with the progress, not {on_progress!r}; leave it out "
+                f"where nobody is to be told"
+            )
         return cls(parse_memory(memory), place, wait, on_progress, page, room)
 
     def new_spool(self) -> Spool | None:

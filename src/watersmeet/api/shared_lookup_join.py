@@ -18,6 +18,7 @@ from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, settle_how
 from watersmeet.core.many_lookups import SharedSpec
 from watersmeet.core.spec import On
+from watersmeet.core.windows import Span
 from watersmeet.drivers.live import WAIT, LiveOperator, LiveRun
 from watersmeet.drivers.progress import Progress
 from watersmeet.spill import FileStore
@@ -34,7 +35,7 @@ def shared_lookup_join(
     suffixes: tuple[str, str] = SUFFIXES,
     partition: str = "range",
     spill: str | os.PathLike[str] | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,
     **options: Any,

@@ -47,7 +47,7 @@ def window_queries(
     suffixes: tuple[str, str] = ("", "_right"),
     spill: str | os.PathLike[str] | None = None,
     spool: str | int | None = None,
-    wait: float = WAIT,
+    wait: Span | float = WAIT,
     names: tuple[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     page: PageOption = None,

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.core.errors import ProtocolError, SourceError, SpecError, WatersmeetError
+from watersmeet.core.errors import ProtocolError, SourceError, WatersmeetError
 from watersmeet.core.promises import Punctuation
 from watersmeet.core.protocol import Arrive, End, Event, Punctuate, Stall, Status
 from watersmeet.core.spec import JoinSpec
+from watersmeet.core.windows import Span, parse_seconds
 from watersmeet.drivers.crew import Crew, Shards
 from watersmeet.drivers.history import History
 from watersmeet.drivers.inbox import MAX_ROWS, Bell, Inbox, Readable
@@ -75,7 +76,7 @@ class LiveRun:
         memory: int,
         *,
         schemas: list[pa.Schema] | None = None,
-        wait: float = WAIT,
+        wait: Span | float = WAIT,
         observe: Observe | None = None,
         every: float = 0.1,
         threads: int = 1,
@@ -89,12 +90,10 @@ class LiveRun:
         a source that the join cannot follow runs ahead onto the disk, unless its rows are in memory anyway. With
         `shed`, up to this share of the rows of sources that do not wait are let go where the join cannot keep up.
         """
-        if not wait >= 0:
-            raise SpecError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
         self.memory = memory
         self._build = build
         self._schemas = schemas
-        self._wait = wait
+        self._wait = parse_seconds(wait, "wait")
         self.history = History()
         """What the run was like so far."""
         self.page: str | None = None

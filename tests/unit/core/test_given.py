@@ -66,7 +66,7 @@ def test_floats_of_numpy_are_those_of_python() -> None:
 
 def test_joins_take_numbers_that_were_computed(tmp_path: Path) -> None:
     four = np.int64(4)
-    settings = {"memory": np.int64(32 << 20), "spool": np.int64(1 << 20), "spill": tmp_path}
+    settings = {"memory": np.int64(32 << 20), "spool": np.int64(1 << 20), "spill": tmp_path, "wait": np.int64(1)}
     assert len(wm.join(TIMES, TIMES, on="k", threads=np.int64(2), **settings).table()) == 5
     assert len(wm.window_join(TIMES, TIMES, on="k", time="ts", window=four, lateness=four, **settings).table()) == 5
     assert len(wm.asof_join(TIMES, TIMES, on="k", time="ts", tolerance=four, **settings).table()) == 3
