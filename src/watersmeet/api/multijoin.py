@@ -16,7 +16,7 @@ from watersmeet.api.run import PageOption, Settings, Told, check_least, close_al
 from watersmeet.core.choices import check_choice
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
-from watersmeet.core.multi_spec import ManyOn, MultiSpec, parse_edges, parse_preserved
+from watersmeet.core.multi_spec import ManyOn, MultiSpec, input_names, parse_edges, parse_preserved
 from watersmeet.core.windows import Span, parse_seconds
 from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
@@ -104,7 +104,7 @@ def multijoin(
     >>> multijoin(three, on=on, window=10, time="at", memory="8 MiB").table().to_pylist()
     [{'ad': 1, 'views_at': 0, 'clicks_at': 8, 'sales_at': 9}]
     """
-    names = tuple(inputs)
+    names = input_names(inputs)
     edges = parse_edges(on, names)
     preserved = parse_preserved(how, names)
     windows = _windows(window, names, time, lateness, late)
@@ -181,9 +181,10 @@ def explain(
     """
     from watersmeet.policies.splitting import Estimates, plan
 
+    names = input_names(inputs)
     sources = open_sources(inputs.items())
     try:
-        spec = MultiSpec.of({source.name: source.schema() for source in sources}, on)
+        spec = MultiSpec.of(dict(zip(names, (source.schema() for source in sources), strict=True)), on)
         return plan(spec, Estimates.of(spec, rows, selectivities))
     finally:
         close_all(sources)

@@ -65,6 +65,8 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     watersmeet.core.errors.SpecError: joined.json cannot be written; name it .parquet .pq .csv .arrow .feather .ipc
     """
+    if not isinstance(path, str | os.PathLike):
+        raise SpecError(f"results are written to a file, by its path such as 'joined.parquet', not to {path!r}")
     asked = Path(path)
     if asked.suffix.lower() not in FORMATS:
         raise SpecError(f"{asked} cannot be written; name it {' '.join(FORMATS)}")

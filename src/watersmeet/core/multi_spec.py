@@ -74,6 +74,23 @@ class Attribute:
     form: KeyType | BandEnd
 
 
+def input_names(inputs: object) -> tuple[str, ...]:
+    """What several inputs are called, of which conditions speak by these names.
+
+    >>> input_names({"orders": ..., "items": ...})
+    ('orders', 'items')
+    """
+    if not isinstance(inputs, Mapping):
+        raise SpecError(
+            f"inputs must be a dict by name, such as {{'orders': orders, 'items': items}}, not of type "
+            f"{type(inputs).__name__}; conditions speak of inputs by their names"
+        )
+    for name in inputs:
+        if not isinstance(name, str) or not name:
+            raise SpecError(f"inputs has the name {name!r}, and a name is a string such as 'orders'; rename that input")
+    return tuple(inputs)
+
+
 def parse_edges(on: ManyOn, names: Sequence[str]) -> tuple[Edge, ...]:
     """Edges from what people write.
 
@@ -184,7 +201,7 @@ class MultiSpec:
         how: object = None,
     ) -> MultiSpec:
         """The join of inputs by name."""
-        names = tuple(schemas)
+        names = input_names(schemas)
         edges = parse_edges(on, names)
         return cls(names, tuple(schemas.values()), edges, output, window, parse_preserved(how, names))
 

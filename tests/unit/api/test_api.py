@@ -342,6 +342,11 @@ def test_a_target_that_cannot_be_written_is_told_before_any_row_is_read(name: st
     result.close()
 
 
+def test_a_target_that_is_no_path_is_refused() -> None:
+    with pytest.raises(wm.SpecError, match=r"written to a file, by its path such as 'joined.parquet', not to None"):
+        join().write(None)
+
+
 def test_columns_a_format_cannot_hold_are_told(tmp_path: Path) -> None:
     nested = pa.table({"id": [1], "many": [[1, 2]]})
     with pytest.raises(wm.SpecError, match=r"CSV cannot hold these columns: .*list.*; write \.arrow instead"):

@@ -160,6 +160,21 @@ def test_what_several_inputs_cannot_be_is_refused(how: Any, sentence: str) -> No
         wm.multijoin(orders_items_parts(10), on=on, how=how)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ([pa.table({"k": [1]})] * 2, "inputs must be a dict by name, such as {'orders': orders, 'items': items}"),
+        ({1: pa.table({"k": [1]}), "b": pa.table({"k": [1]})}, "inputs has the name 1, and a name is a string"),
+        ({"": pa.table({"k": [1]}), "b": pa.table({"k": [1]})}, "inputs has the name '', and a name is a string"),
+    ],
+)
+def test_inputs_without_names_are_refused(inputs: Any, sentence: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(sentence)):
+        wm.multijoin(inputs, on="a.k = b.k")
+    with pytest.raises(SpecError, match=re.escape(sentence)):
+        wm.explain(inputs, on="a.k = b.k", rows={"b": 1})
+
+
 def test_other_joins_of_several_inputs_refuse_to_preserve_one() -> None:
     on, how = ["orders.id = items.id", "items.part = parts.part"], {"orders": "left"}
     for algorithm in ("mjoin", "tree", "miner"):

@@ -11,7 +11,7 @@ from pyspark.sql import types as st
 
 from watersmeet.core.errors import SpecError
 from watersmeet.core.many_windows import ManyWindows, parse_many_windows
-from watersmeet.core.multi_spec import ManyOn, MultiSpec
+from watersmeet.core.multi_spec import ManyOn, MultiSpec, input_names
 from watersmeet.core.windows import Span
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.memory import parse_memory
@@ -104,7 +104,7 @@ def multijoin(
         use in a batch; rows that arrive and the work after the last end are done in any case.
     :param cache: of state at an address: how much of it a machine keeps on its own disk, in Spark's local directory.
     """
-    names, frames = tuple(inputs), list(inputs.values())
+    names, frames = input_names(inputs), list(inputs.values())
     streaming = _are_streams(names, frames)
     windows = None
     if window is not None:
