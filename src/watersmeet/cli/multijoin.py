@@ -129,10 +129,10 @@ def _counts(texts: Sequence[str]) -> dict[str, float]:
 
 def _band(text: str) -> Band:
     from watersmeet.core.bands import parse_width
-    from watersmeet.core.spec import band
+    from watersmeet.core.spec import band, equated
 
     condition, colon, width = text.rpartition(":")
-    ends = [end.strip() for end in condition.split("=")]
+    ends = equated(condition)
     if not colon or len(ends) != 2:
         raise SpecError(f"--band {text!r} is not understood; write 'INPUT.COLUMN = OTHER.COLUMN:WIDTH'")
     return band(f"{ends[0]} = {ends[1]}", parse_width(width))

@@ -14,7 +14,7 @@ from watersmeet.core.bands import BandForm, Width, common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import KeyType, common_key_type
 from watersmeet.core.many_windows import ManyWindows, Units
-from watersmeet.core.spec import Band, Output
+from watersmeet.core.spec import Band, Output, equated
 
 MOST_INPUTS = 16
 
@@ -111,7 +111,7 @@ def _parse_edge(condition: str | Band, names: Sequence[str]) -> Edge:
     if isinstance(condition, Band):
         text, ends, width = f"{condition.left} = {condition.right}", [condition.left, condition.right], condition.width
     else:
-        text, ends, width = condition, [end.strip() for end in condition.split("=")], None
+        text, ends, width = condition, equated(condition), None
     if len(ends) != 2:
         raise SpecError(f"join condition {text!r} is not understood; write 'input.column = other.column'")
     (first, first_column), (second, second_column) = (_parse_end(end, text, names) for end in ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -155,10 +156,19 @@ def parse_on(on: On | None) -> tuple[Condition, ...]:
     return tuple(_parse_item(item) for item in on)
 
 
+def equated(text: str) -> list[str]:
+    """What a condition in words says to be equal, be it with one sign or, as programs write it, with two.
+
+    >>> equated("id = order"), equated("r.a == s.b"), equated("id")
+    (['id', 'order'], ['r.a', 's.b'], ['id'])
+    """
+    return [each.strip() for each in re.split("==?", text)]
+
+
 def _two_names(text: str) -> tuple[str, str]:
-    left, equals, right = text.partition("=")
-    pair = (left.strip(), right.strip()) if equals else (text.strip(), text.strip())
-    if not all(pair):
+    names = equated(text)
+    pair = (names[0], names[-1])
+    if not all(names) or len(names) > 2:
         raise SpecError(f"join condition {text!r} is not understood; write 'column' or 'left_column = right_column'")
     return pair
 

@@ -38,7 +38,7 @@ from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, ti
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.core.keys import plain_type
-from watersmeet.core.spec import JoinSpec
+from watersmeet.core.spec import JoinSpec, equated
 
 Span: TypeAlias = "str | int | timedelta"
 
@@ -235,9 +235,10 @@ def parse_time_columns(time: str | Sequence[str] | None) -> tuple[str, str] | No
     if time is None:
         return None
     if isinstance(time, str):
-        left, equals, right = time.partition("=")
-        return (left.strip(), right.strip()) if equals else (time, time)
-    if len(time) == 2 and all(isinstance(name, str) for name in time):
+        names = equated(time) if "=" in time else [time, time]
+        if len(names) == 2 and all(names):
+            return names[0], names[1]
+    elif isinstance(time, Sequence) and len(time) == 2 and all(isinstance(name, str) for name in time):
         return time[0], time[1]
     raise SpecError(f"time={time!r} is not understood; write a column of both inputs, or 'left_column = right_column'")
 

@@ -28,6 +28,8 @@ def spec(on: Any = "id = order", left: pa.Schema = ORDERS, right: pa.Schema = IT
         (" id ", [("id", "id")]),
         ("id = order", [("id", "order")]),
         ("id=order", [("id", "order")]),
+        ("id == order", [("id", "order")]),
+        (["id==id"], [("id", "id")]),
         (Equal("id", "order"), [("id", "order")]),
         (["id"], [("id", "id")]),
         (["id", "day"], [("id", "id"), ("day", "day")]),
@@ -41,7 +43,7 @@ def test_conditions_as_people_write_them(on: Any, conditions: list[tuple[str, st
     assert parse_on(on) == tuple(Equal(*pair) for pair in conditions)
 
 
-@pytest.mark.parametrize("on", ["", " ", "=", "id =", "= id", ["id", ""]])
+@pytest.mark.parametrize("on", ["", " ", "=", "id =", "= id", ["id", ""], "id === order", "a = b = c", "id == "])
 def test_half_a_condition_is_refused(on: Any) -> None:
     with pytest.raises(SpecError, match=r"is not understood; write 'column' or 'left_column = right_column'"):
         parse_on(on)

@@ -10,6 +10,7 @@ import pytest
 import watersmeet as wm
 from watersmeet.checks.oracle.windows import reference_window_pairs
 from watersmeet.core.errors import LateRowError, SpecError
+from watersmeet.core.multi_spec import parse_edges
 from watersmeet.core.spec import parse_on
 from watersmeet.core.windows import Bounds, Rows, WindowJoinSpec, parse_span, parse_windows
 
@@ -164,6 +165,8 @@ def test_what_finds_rows_by_equal_values_needs_some() -> None:
         ({"window": 5, "time": "t", "emit": "late"}, "emit='late' is not understood; write 'early' or 'final'"),
         ({"window": 5, "time": "t", "emit": "final", "late": "keep"}, "say late='drop' or late='error'"),
         ({"window": 5, "time": "t", "idle": 0}, "idle=0 would take every input for silent"),
+        ({"window": 5, "time": "t = "}, "time='t = ' is not understood; write a column of both inputs"),
+        ({"window": 5, "time": 7}, "time=7 is not understood; write a column of both inputs"),
         ({"window": 5, "time": "t", "idle": "soon"}, "'soon' is not understood"),
         ({"window": 5, "time": "t", "idle": -1}, "idle must be zero or more, not -1"),
     ],
@@ -172,6 +175,11 @@ def test_what_silence_and_final_results_cannot_be(windows: dict[str, object], me
     schema = pa.schema(INTEGERS)
     with pytest.raises(SpecError, match=message):
         WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(**windows))  # type: ignore[arg-type]
+
+
+def test_two_signs_mean_what_one_does() -> None:
+    assert parse_windows(5, "t == at").time == parse_windows(5, "t = at").time == ("t", "at")
+    assert parse_edges("r.a == s.b", ["r", "s"]) == parse_edges("r.a = s.b", ["r", "s"])
 
 
 def test_another_window_is_another_join() -> None:
