@@ -48,7 +48,7 @@ def test_rows_without_a_partner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--time", "ts = at", "--window", "ten"], "width 'ten' is not understood"),
+        (["--time", "ts = at", "--window", "ten"], "window 'ten' is not understood"),
         (["--time", "ts", "--window", "10s"], "join column 'ts' is not in"),
         (["--time", "ts = at", "--window", "1s", "--window", "1s", "--window", "1s"], "two windows at most"),
         (["--window", "1s"], "--time"),

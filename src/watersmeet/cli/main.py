@@ -486,7 +486,7 @@ def _near(text: str) -> Near:
     columns, colon, radius = text.rpartition(":")
     if not colon:
         raise SpecError(f"--near {text!r} is not understood; write COLUMNS:RADIUS, such as x,y:0.5")
-    return near(columns.split(","), parse_width(radius))  # type: ignore[arg-type]  # a time is refused
+    return near(columns.split(","), parse_width(radius, "radius"))  # type: ignore[arg-type]  # a time is refused
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -12,16 +12,17 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.core.bands import BandForm, Width, common_band_form, parse_width, tick_nanoseconds
+from watersmeet.core.bands import BandForm, Width, common_band_form, parse_width, tick_nanoseconds, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.core.keys import plain_type
 from watersmeet.core.spec import Band, JoinSpec
-from watersmeet.core.windows import LATE, parse_span, parse_time_columns
+from watersmeet.core.windows import LATE, parse_time_columns
 
 DIRECTIONS = ("backward", "forward", "nearest")
 KINDS = ("inner", "left")
 UNLIMITED = "unlimited"
+_SPAN = "a length of time such as '5 s', a timedelta, or a number of units"
 Lateness: TypeAlias = "Width | str | None"
 """By how much rows may come late; `"unlimited"` or None: in any order."""
 
@@ -74,14 +75,11 @@ def _span(span: object, what: str) -> Width:
     if isinstance(span, str):
         if span.strip().startswith("-"):
             raise SpecError(f"{what} must be zero or more, not {span!r}")
-        try:
-            found = parse_span(span)
-        except SpecError:
-            found = parse_width(span)
+        found = parse_width(span, what, _SPAN)
     elif isinstance(span, int | float | Decimal | timedelta) and not isinstance(span, bool):
         found = span
     else:
-        raise SpecError(f"{what} {span!r} is not understood; write '5 s', a timedelta, or a number of units")
+        raise SpecError(f"{what} {span!r} is not understood; write {_SPAN}")
     if found != found or (found < timedelta() if isinstance(found, timedelta) else found < 0):
         raise SpecError(f"{what} must be zero or more, not {span!r}")
     return found
@@ -146,7 +144,7 @@ class AsofSpec(JoinSpec):
         form = common_band_form(left, right, span)
         if form is None:
             needed = "a length of time such as '5 s'" if dated else "a number of units"
-            raise SpecError(f"{what} {span!r} does not go with a time column of {left}; give {needed}")
+            raise SpecError(f"{what} {width_in_words(span)} does not go with a time column of {left}; give {needed}")
         return form.width
 
     @cached_property

@@ -42,6 +42,11 @@ NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _DAY = 86_400 * 10**9
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 """Microseconds."""
+_WORDS = {
+    "second": "s", "seconds": "s", "sec": "s", "minute": "min", "minutes": "min", "mins": "min", "m": "min",
+    "hour": "h", "hours": "h", "hr": "h", "day": "d", "days": "d",
+    "millisecond": "ms", "milliseconds": "ms", "microsecond": "us", "microseconds": "us",
+}  # fmt: skip
 _WORD = 1 << 63
 _MOST_DIGITS = 100
 """Of a width in words."""
@@ -139,16 +144,18 @@ def common_near_form(
     return NearForm(tuple(_exact_form(left, right, scale, math.isqrt(square)) for left, right in pairs), square)
 
 
-def parse_width(text: str) -> Width:
-    """A width from words: a number, or a number and a unit of time.
+def parse_width(
+    text: str, what: str = "width", needed: str = "a number such as 0.05, or a time such as '90 s'"
+) -> Width:
+    """A width from words: a number, or a number and a unit of time. Errors call it `what`, and say what is `needed`.
 
-    >>> parse_width("0.05"), parse_width("90 s"), parse_width("1.5h")
+    >>> parse_width("0.05"), parse_width("90 s"), parse_width("1.5 hours")
     (Decimal('0.05'), datetime.timedelta(seconds=90), datetime.timedelta(seconds=5400))
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", text)
-    unit = _UNITS.get(match[2]) if match else None
+    unit = _UNITS.get(_WORDS.get(match[2], match[2])) if match else None
     if match is None or (match[2] and unit is None):
-        raise SpecError(f"width {text!r} is not understood; write a number such as 0.05, or a time such as '90 s'")
+        raise SpecError(f"{what} {text!r} is not understood; write {needed}")
     number = Decimal(match[1])
     if unit is None and len(match[1]) <= _MOST_DIGITS:
         return int(number) if number == number.to_integral_value() else number
@@ -157,7 +164,22 @@ def parse_width(text: str) -> Width:
             return timedelta(microseconds=int(number * unit))
     except (ArithmeticError, ValueError):
         pass
-    raise SpecError(f"width {text[:_MOST_DIGITS]!r} is longer than can be told; write a smaller one")
+    raise SpecError(f"{what} {text[:_MOST_DIGITS]!r} is longer than can be told; write a smaller one")
+
+
+def width_in_words(width: Width) -> str:
+    """A width as people write it in calls.
+
+    >>> width_in_words(timedelta(minutes=90)), width_in_words(timedelta(0)), width_in_words(Decimal("0.05"))
+    ("'90 min'", "'0 s'", '0.05')
+    """
+    if not isinstance(width, timedelta):
+        return str(width)
+    whole, rest = divmod(nanoseconds(width), 1000)
+    if rest:
+        return f"'{whole}.{rest:03} us'"
+    unit = next((unit for unit in ("d", "h", "min", "s", "ms") if whole and whole % _UNITS[unit] == 0), "us")
+    return f"'{whole // _UNITS[unit]} {unit}'" if whole else "'0 s'"
 
 
 def nanoseconds(width: timedelta) -> int:

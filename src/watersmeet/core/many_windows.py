@@ -96,7 +96,9 @@ def parse_many_windows(
     columns = _each(time, names, "time")
     if not all(isinstance(column, str) for column in columns):
         raise SpecError(f"time={time!r} is not understood; write a column of all inputs, or one for each by its name")
-    return ManyWindows(tuple(windows), tuple(map(str, columns)), 0 if lateness is None else parse_span(lateness), late)
+    return ManyWindows(
+        tuple(windows), tuple(map(str, columns)), 0 if lateness is None else parse_span(lateness, "lateness"), late
+    )
 
 
 def _each(given: ByInput, names: Sequence[str], what: str) -> list[object]:

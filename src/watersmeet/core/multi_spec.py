@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.core.bands import BandForm, Width, common_band_form
+from watersmeet.core.bands import BandForm, Width, common_band_form, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import KeyType, common_key_type
 from watersmeet.core.many_windows import ManyWindows, Units
@@ -219,8 +219,8 @@ class MultiSpec:
                 f"{first} ({types[0]}) cannot be compared with {second} ({types[1]}); cast one of them first"
             )
         raise SpecError(
-            f"{first} ({types[0]}) cannot be within {edge.width!r} of {second} ({types[1]}); a band takes numbers and "
-            f"a number, or dates, timestamps, times or durations and a timedelta"
+            f"{first} ({types[0]}) cannot be within {width_in_words(edge.width)} of {second} ({types[1]}); "
+            f"a band takes numbers and a number, or dates, timestamps, times or durations and a timedelta"
         )
 
     def _refuse_cross_products(self) -> None:

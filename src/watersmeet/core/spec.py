@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form
+from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.core.keys import common_key_type, type_of_both
@@ -235,9 +235,10 @@ class JoinSpec:
         if self.band is not None and self.band_form is None:
             fields = [self._key_field(side, self.band.column(side)) for side in (0, 1)]
             raise SpecError(
-                f"column {self.band.left!r} of {self.names[0]} ({fields[0].type}) cannot be within {self.band.width!r} "
-                f"of column {self.band.right!r} of {self.names[1]} ({fields[1].type}); a band takes numbers and a "
-                f"number, or dates, timestamps, times or durations and a timedelta"
+                f"column {self.band.left!r} of {self.names[0]} ({fields[0].type}) cannot be within "
+                f"{width_in_words(self.band.width)} of column {self.band.right!r} of {self.names[1]} "
+                f"({fields[1].type}); a band takes numbers and a number, or dates, "
+                f"timestamps, times or durations and a timedelta"
             )
         if self.near is not None and self.near_form is None:
             columns = [self._key_field(side, name) for side in (0, 1) for name in self.near.columns(side)]

@@ -22,7 +22,6 @@ landmark, `landmark(since=x)`   `x`, for ever: nothing expires
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -34,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Int64
-from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds
+from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.core.keys import plain_type
@@ -46,30 +45,31 @@ LATE = ("keep", "drop", "error")
 EMIT = ("early", "final")
 FAR = 1 << 61
 """Times, and the lengths of windows, stay below this many units: then no sum of them overflows."""
-_WORDS = {
-    "second": "s", "seconds": "s", "sec": "s", "minute": "min", "minutes": "min", "mins": "min", "m": "min",
-    "hour": "h", "hours": "h", "hr": "h", "day": "d", "days": "d",
-    "millisecond": "ms", "milliseconds": "ms", "microsecond": "us", "microseconds": "us",
-}  # fmt: skip
+_SPAN = "a length of time such as '10 min', a timedelta, or a whole number of units"
+_WINDOW = (
+    "a length of time such as '10 min', wm.rows(1000), wm.landmark('1 day') or wm.age('1 min', '10 min'), or two of "
+    "these, for the left and the right input"
+)
 
 
-def parse_span(span: Span) -> int | timedelta:
+def parse_span(span: Span, what: str = "the length of time", needed: str = _SPAN) -> int | timedelta:
     """A length of time from words; a bare number counts the units of an integer time column.
+
+    Errors call it `what`, by the name of the parameter, and say what is `needed`.
 
     >>> parse_span("10 min"), parse_span("1.5 hours"), parse_span(500)
     (datetime.timedelta(seconds=600), datetime.timedelta(seconds=5400), 500)
     """
     span = plain_number(span)
     if isinstance(span, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", span)
-        width = parse_width(f"{match[1]} {_WORDS.get(match[2], match[2])}" if match else span)
+        width = parse_width(span, what, needed)
         if isinstance(width, int | timedelta):
             return width
     elif isinstance(span, int | timedelta) and not isinstance(span, bool):
         if (span if isinstance(span, int) else span.total_seconds()) < 0:
-            raise SpecError(f"a length of time must be zero or more, not {span!r}")
+            raise SpecError(f"{what} must be zero or more, not {span!r}")
         return span
-    raise SpecError(f"{span!r} is no length of time; write '10 min', a timedelta, or a whole number of units")
+    raise SpecError(f"{what} {span!r} is not understood; write {needed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def landmark(every: Span | None = None, *, since: int | date | datetime | None =
     """
     if (every is None) == (since is None):
         raise SpecError("a landmark is every so often, or since a moment: give one of the two")
-    return Landmark(None if every is None else parse_span(every), plain_number(since))
+    return Landmark(None if every is None else parse_span(every, "landmark"), plain_number(since))
 
 
 def age(least: Span, most: Span) -> Age:
@@ -127,7 +127,7 @@ def age(least: Span, most: Span) -> Age:
     >>> age("1 min", "10 min").least
     datetime.timedelta(seconds=60)
     """
-    return Age(parse_span(least), parse_span(most))
+    return Age(parse_span(least, "age"), parse_span(most, "age"))
 
 
 def parse_seconds(span: object, what: str) -> float:
@@ -153,15 +153,9 @@ def parse_seconds(span: object, what: str) -> float:
 
 def parse_window(window: object) -> Window:
     """A window from what people write."""
-    window = plain_number(window)
     if isinstance(window, Rows | Landmark | Age):
         return window
-    if isinstance(window, str | int | timedelta) and not isinstance(window, bool):
-        return parse_span(window)
-    raise SpecError(
-        f"window {window!r} is not understood; write a length of time such as '10 min', wm.rows(1000), "
-        f"wm.landmark('1 day') or wm.age('1 min', '10 min'), or two of these, for the left and the right input"
-    )
+    return parse_span(window, "window", _WINDOW)  # type: ignore[arg-type]  # anything else is refused there
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +209,8 @@ def parse_windows(
     return WindowSpec(
         windows,
         parse_time_columns(time),
-        None if slide is None else parse_span(slide),
-        0 if lateness is None else parse_span(lateness),
+        None if slide is None else parse_span(slide, "slide"),
+        0 if lateness is None else parse_span(lateness, "lateness"),
         late,
         None if idle is None else _parse_idle(idle),
         emit,
@@ -271,12 +265,12 @@ def units_of(
     """
     if isinstance(span, timedelta) != (tick is not None) and span:
         needed = "a length of time such as '10 min'" if tick is not None else "a whole number of units"
-        raise SpecError(f"{what} {span!r} does not go with a time column of {type_}; give {needed}")
+        raise SpecError(f"{what} {width_in_words(span)} does not go with a time column of {type_}; give {needed}")
     units = span if isinstance(span, int) else (nanoseconds(span) + (up * (tick or 1) - up)) // (tick or 1)
     if whole and isinstance(span, timedelta) and units * (tick or 1) != nanoseconds(span):
-        raise SpecError(f"{what} {span!r} is finer than the time columns; give a multiple of their unit")
+        raise SpecError(f"{what} {width_in_words(span)} is finer than the time columns; give a multiple of their unit")
     if units >= FAR:
-        raise SpecError(f"{what} {span!r} is too long to be told in units of the time columns")
+        raise SpecError(f"{what} {width_in_words(span)} is too long to be told in units of the time columns")
     return units
 
 

@@ -195,7 +195,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tolerance": "-5 s"}, "tolerance must be zero or more, not '-5 s'"),
     ({"tolerance": "5 s"}, "does not go with a time column of int64; give a number of units"),
     ({"time": "d", "tolerance": 5}, "does not go with a time column of date32[day]; give a length of time such as"),
-    ({"tolerance": []}, "tolerance [] is not understood; write '5 s', a timedelta, or a number of units"),
+    ({"tolerance": []}, "tolerance [] is not understood; write a length of time such as '5 s'"),
     ({"lateness": timedelta(seconds=-1)}, "lateness must be zero or more"),
     ({"lateness": (1, 2, 3)}, "there are two inputs, and lateness has 3 values"),
     ({"late": "never"}, "late='never' is not understood; write 'keep', 'drop' or 'error'"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import watersmeet as wm
 from watersmeet.checks.oracle.windows import reference_window_pairs
+from watersmeet.core.asof import AsofSpec, parse_asof
 from watersmeet.core.errors import LateRowError, SpecError
+from watersmeet.core.many_windows import parse_many_windows
 from watersmeet.core.multi_spec import parse_edges
-from watersmeet.core.spec import parse_on
+from watersmeet.core.spec import JoinSpec, parse_on
 from watersmeet.core.windows import Bounds, Rows, WindowJoinSpec, parse_span, parse_windows
 
 
@@ -45,8 +49,40 @@ def test_spans(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("bad", ["ten minutes", "10 parsecs", -1, timedelta(seconds=-1), 1.5, True, None])
 def test_what_is_no_span(bad: object) -> None:
-    with pytest.raises(SpecError):
-        parse_span(bad)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"^slide ('?[A-Za-z0-9. ]+'? is not understood; write a length|must be zero)"):
+        parse_span(bad, "slide")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (lambda: parse_windows("10 rows", "t"), "window '10 rows' is not understood; write a length of time such as"),
+        (lambda: parse_windows(5, "t", slide="x"), "slide 'x' is not understood; write a length of time such as"),
+        (lambda: parse_windows(5, "t", lateness="x"), "lateness 'x' is not understood; write a length of time such as"),
+        (lambda: parse_many_windows(5, ["r"], "t", "x"), "lateness 'x' is not understood; write a length of time such"),
+        (lambda: parse_asof("t", lateness="x"), "lateness 'x' is not understood; write a length of time such as"),
+        (lambda: parse_asof("t", tolerance="x"), "tolerance 'x' is not understood; write a length of time such as"),
+        (lambda: wm.landmark("x"), "landmark 'x' is not understood; write a length of time such as"),
+        (lambda: wm.age("1 s", "x"), "age 'x' is not understood; write a length of time such as"),
+        (lambda: wm.landmark("9" * 30 + " d"), "landmark '9999"),
+    ],
+)
+def test_what_is_not_understood_is_called_by_its_name(asked: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(SpecError, match=f"^{sentence}"):
+        asked()
+
+
+@pytest.mark.parametrize("span", ["10 s", timedelta(seconds=10)])
+def test_spans_are_told_as_people_write_them(span: Any) -> None:
+    numbers, dates = pa.schema(INTEGERS), pa.schema({"k": pa.int64(), "t": pa.timestamp("s")})
+    with pytest.raises(SpecError, match=r"^window '10 s' does not go with a time column of int64; give a whole number"):
+        WindowJoinSpec(numbers, numbers, parse_on("k"), window=parse_windows(span, "t"))
+    with pytest.raises(SpecError, match=r"^tolerance '10 s' does not go with a time column of int64; give a number of"):
+        AsofSpec(numbers, numbers, parse_on("k"), times=parse_asof("t", tolerance=span))
+    with pytest.raises(SpecError, match="cannot be within '10 s' of column 't' of right"):
+        JoinSpec(numbers, numbers, (wm.band("t", timedelta(seconds=10)),))
+    with pytest.raises(SpecError, match=r"^slide '1500 ms' is finer than the time columns"):
+        WindowJoinSpec(dates, dates, parse_on("k"), window=parse_windows(span, "t", slide="1.5 s"))
 
 
 @pytest.mark.parametrize("bounds", [Bounds(7), Bounds(7, step=5), Bounds(0, step=12), Bounds(3, since=4), Bounds(0)])

@@ -134,7 +134,7 @@ def _checked_groups(groups: int | None, slots: int) -> int:
 
 
 def _seconds(reorganize: Span) -> float:
-    found = parse_span(reorganize)
+    found = parse_span(reorganize, "reorganize")
     if not isinstance(found, timedelta):
         raise SpecError(f"reorganize must be a length of time such as '20 s', not {reorganize!r}")
     return found.total_seconds()
