@@ -414,10 +414,10 @@ class WindowJoinSpec(JoinSpec):
 
     @cached_property
     def time_types(self) -> tuple[pa.DataType, pa.DataType]:
-        """The types of the columns that tell the time."""
+        """The types of the times, be they in a dictionary or not, in the columns that tell them."""
         assert self.window.time is not None
-        fields = [self._key_field(side, self.window.time[side]) for side in (0, 1)]
-        return fields[0].type, fields[1].type
+        left, right = (plain_type(self._key_field(side, self.window.time[side]).type)[0] for side in (0, 1))
+        return left, right
 
     @cached_property
     def tick(self) -> int | None:

@@ -213,6 +213,29 @@ def test_what_silence_and_final_results_cannot_be(windows: dict[str, object], me
         WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(**windows))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("times", "window"),
+    [
+        (pa.array([0, 4, None, 9, 30]), 5),
+        (pa.array([0, 4, None, 9, 30], pa.timestamp("ms", "UTC")), "5 ms"),
+        (pa.array([0, 4, None, 9, 30], pa.timestamp("ms")), wm.landmark(since=datetime(1970, 1, 1, 0, 0, 0, 9000))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [{}, {"how": "full", "emit": "final"}, {"algorithm": "ah_ewj"}], ids=str)
+def test_times_may_be_in_a_dictionary(times: pa.Array, window: object, options: dict[str, Any]) -> None:
+    plain = pa.table({"k": [1, 1, 1, 1, 1], "t": times, "n": range(5)})
+    coded = plain.set_column(1, "t", times.dictionary_encode())
+
+    def joined(*inputs: pa.Table) -> list[Any]:
+        found = wm.window_join(*inputs, on="k", time="t", window=window, **options).table().to_pylist()
+        return sorted(map(str, found))
+
+    expected = joined(plain, plain)
+    assert len(expected) > 3
+    assert joined(coded, plain) == joined(plain, coded) == joined(coded, coded) == expected
+
+
 def test_two_signs_mean_what_one_does() -> None:
     assert parse_windows(5, "t == at").time == parse_windows(5, "t = at").time == ("t", "at")
     assert parse_edges("r.a == s.b", ["r", "s"]) == parse_edges("r.a = s.b", ["r", "s"])
