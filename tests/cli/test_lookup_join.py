@@ -65,7 +65,12 @@ def test_a_path_with_an_equals_sign_is_a_path(orders: Path) -> None:
         (["customers.rel", "customers.rel", *ON], "two relations are called 'customers'"),
         (["customers.rel", "products.parquet", *ON, "--how", "outer"], "choose inner, left, semi, anti"),
         (["customers.rel", "products.parquet", *ON, "--suffixes", "_a", "_b"], "suffixes are for one relation"),
-        (["customers.rel", "products.parquet", ON[0], ON[1]], "only a wm.Relation knows its own"),
+        (
+            ["customers.rel", "products.parquet", ON[0], ON[1]],
+            "to join products.parquet on: only a wm.Relation knows its own",
+        ),
+        (["nope.rel"], "nope.rel is neither a relation nor a file; correct the path"),
+        (["customers.rel", "nope.rel"], "nope.rel is neither a relation nor a file; correct the path"),
     ],
 )
 def test_mistakes_are_one_sentence(

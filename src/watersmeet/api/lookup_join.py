@@ -24,6 +24,7 @@ from watersmeet.drivers.live import WAIT, LiveOperator
 from watersmeet.drivers.progress import Progress
 from watersmeet.relation.relation import THETA
 from watersmeet.sources import Source, as_source
+from watersmeet.sources.base import names_files
 from watersmeet.spill import FileStore
 
 SUFFIXES = ("", "_right")
@@ -232,7 +233,13 @@ class Target:
             self.conditions = self.conditions_for(on)
             return
         if on is None:
-            raise SpecError("say on=..., the columns to join on: only a wm.Relation knows its own")
+            told = usual_name(data, name)
+            if isinstance(data, str | os.PathLike) and not names_files(data):
+                raise SpecError(
+                    f"{told} is neither a relation nor a file; correct the path, or make a relation there with "
+                    f"wm.Relation.build"
+                )
+            raise SpecError(f"say on=..., the columns to join {told} on: only a wm.Relation knows its own")
         self._source = as_source(data, usual_name(data, name))
         self.schema = self._source.schema()
         self.conditions = self.conditions_for(on)

@@ -79,11 +79,13 @@ class Design:
             raise RelationError("a relation needs at least one key column; say on='column'")
         for name in self.on:
             found = self.schema.get_all_field_indices(name)
-            if len(found) != 1:
+            if not found:
                 raise RelationError(
-                    f"key column {name!r} is in the rows {len(found) or 'no'} times; they have "
+                    f"key column {name!r} is not in the rows; choose from what they have, "
                     f"{', '.join(self.schema.names) or 'no columns'}"
                 )
+            if len(found) > 1:
+                raise RelationError(f"key column {name!r} is in the rows {len(found)} times; rename all but one")
             type_ = self.schema.field(found[0]).type
             if common_key_type(type_, type_) is None:
                 raise RelationError(f"key column {name!r} is of type {type_}, which cannot be compared; cast it first")

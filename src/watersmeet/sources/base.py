@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -222,6 +223,11 @@ def expanded(path: str | os.PathLike[str], name: str) -> Path:
         called = repr(shown) if name in (UNNAMED, os.fspath(path)) else f"{name}: {shown!r}"
         raise SourceError(f"{called} is no path of a file: {first_line(error)}") from None
     return found
+
+
+def names_files(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of a file, or a pattern that files may match."""
+    return expanded(path, os.fspath(path)).is_file() or glob.has_magic(os.fspath(path))
 
 
 def first_line(error: BaseException) -> str:

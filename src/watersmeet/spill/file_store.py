@@ -429,7 +429,9 @@ def spill_error(error: OSError, attempt: str) -> SpillError:
         why, remedy = "the disk is full", "free space there or choose another spill directory"
     elif error.errno in _FORBIDDEN:
         why, remedy = "it is not permitted", "choose a spill directory that this user may write to"
-    elif error.errno in (errno.ENOENT, errno.ENOTDIR):
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        why, remedy = "a file is where a directory should be", "move that file away or name another directory"
+    elif error.errno == errno.ENOENT:
         why, remedy = "the directory is not there", "create it, and let nothing remove it while the join runs"
     elif error.errno in (errno.EMFILE, errno.ENFILE):
         why, remedy = "too many files are open", "raise the limit on open files (ulimit -n)"

@@ -219,8 +219,18 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_bad_requests_are_sentences(tmp_path: Path) -> None:
     table = numbers(10)
-    with pytest.raises(RelationError, match="'sku' is in the rows no times; they have id, text"):
+    with pytest.raises(RelationError, match="'sku' is not in the rows; choose from what they have, id, text"):
         wm.Relation.build(table, on="sku", path=tmp_path / "r")
+    twice = pa.Table.from_arrays([[1], [2]], names=["id", "id"])
+    with pytest.raises(RelationError, match="'id' is in the rows 2 times; rename all but one"):
+        wm.Relation.build(twice, on="id", path=tmp_path / "r")
+    file = tmp_path / "file"
+    file.touch()
+    taken = (
+        r"file: a file is where a directory should be \(File exists\); move that file away or name another directory"
+    )
+    with pytest.raises(SpillError, match=taken):
+        wm.Relation.build(table, on="id", path=file)
     with pytest.raises(RelationError, match="choose 'range' or 'hash'"):
         wm.Relation.build(table, on="id", path=tmp_path / "r", partition="grid")
     with pytest.raises(RelationError, match="cannot be compared"):

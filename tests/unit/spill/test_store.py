@@ -270,8 +270,9 @@ def test_other_refusals_say_what_to_do(
 
 def test_a_spill_directory_must_exist_and_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name in ("absent", "file"):
-        with pytest.raises(SpillError, match=rf"the spill directory {tmp_path / name}: .*is not there"):
+    taken = "a file is where a directory should be"
+    for name, why in (("absent", "the directory is not there"), ("file", taken), ("file/below", taken)):
+        with pytest.raises(SpillError, match=rf"the spill directory {tmp_path / name}: {why} "):
             FileStore(tmp_path / name)
 
 
