@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.arrays import Bool, Numbers
+from watersmeet.core.errors import SpecError
 from watersmeet.core.spec import JoinSpec, Output
 from watersmeet.kernels import gather
 from watersmeet.records.keys import KeyCodec
 from watersmeet.records.plan import RowPlan, Rows, TableRows, gather_all
+from watersmeet.records.types import widened
 
 PAIR_BYTES = 96
 """Of each place in the buffer: the pair itself, and the scratch arrays of filtering and measuring."""
@@ -244,8 +246,8 @@ class PairBuffer:
         """A batch of what was gathered of each side, with NULLs in the place of a side of which nothing was."""
         if arrays[0] and arrays[1]:
             columns = [
-                arrays[side][place] if type_ is None else arrays[side][place].cast(type_, safe=False)
-                for side, place, type_ in self._of_pairs
+                arrays[side][place] if field is None else self._of_both(side, arrays[side][place], field)
+                for side, place, field in self._of_pairs
             ]
             return pa.RecordBatch.from_arrays(columns, schema=self._schema)
         columns = []
@@ -253,11 +255,24 @@ class PairBuffer:
             side, place = next((each for each in places if each[1] in arrays[each[0]]), places[0])
             if place in arrays[side]:
                 column = arrays[side][place]
-                columns.append(column if column.type == field.type else column.cast(field.type, safe=False))
+                columns.append(column if column.type == field.type else self._of_both(side, column, field))
             else:
                 plan = self._plans[side]
                 columns.append(plan.original(place, pa.nulls(count, plan.types[place])))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _of_both(self, side: int, column: pa.Array, field: pa.Field) -> pa.Array:
+        """A key of both inputs, which is of one of them here, in the type of the output."""
+        try:
+            return widened(column, field.type)
+        except pa.ArrowInvalid as error:
+            (mine, other), name = (self._spec.names[each] for each in (side, 1 - side)), field.name
+            types = [self._spec.input(each).field(name).type for each in (side, 1 - side)]
+            raise SpecError(
+                f"how='full' makes one column of {name!r} of {mine} ({types[0]}) and of {other} ({types[1]}), and a "
+                f"value of {mine} is beyond {field.type}; cast both to a coarser unit of time first, or "
+                f"give one of them another name"
+            ) from error
 
     def _gathered(self, sides: Sides, wanted: Sequence[tuple[int, ...]]) -> list[dict[int, pa.Array]]:
         """Columns of both sides in their own types, by their numbers."""
@@ -289,13 +304,13 @@ def _columns_of(spec: JoinSpec, plans: Sequence[RowPlan]) -> list[list[tuple[int
 
 def _columns_of_pairs(
     spec: JoinSpec, plans: Sequence[RowPlan], columns: Sequence[Sequence[tuple[int, int]]]
-) -> list[tuple[int, int, pa.DataType | None]]:
-    """Of each column of pairs, the side that has it, which of what is stored of that side it is, and the type that it
-    becomes; None if it has it.
+) -> list[tuple[int, int, pa.Field | None]]:
+    """Of each column of pairs, the side that has it, which of what is stored of that side it is, and the field of
+    whose type it becomes; None if it has it.
     """
-    found: list[tuple[int, int, pa.DataType | None]] = []
+    found: list[tuple[int, int, pa.Field | None]] = []
     for ((side, place), *_), field in zip(columns, spec.schema if columns else (), strict=True):
-        found.append((side, place, None if plans[side].original_type(place) == field.type else field.type))
+        found.append((side, place, None if plans[side].original_type(place) == field.type else field))
     return found
 
 

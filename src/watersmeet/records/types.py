@@ -99,6 +99,16 @@ def from_stored(array: pa.Array, type_: pa.DataType) -> pa.Array:
     return array.cast(type_)
 
 
+def widened(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The same values in a type that was chosen to hold them; pa.ArrowInvalid if one does not fit nevertheless.
+
+    Nothing but the last digits of doubles may go. A finer unit of time does not reach as far as a coarser one, and
+    Arrow would wrap around: in nanoseconds, the end of 9999 is a day of 1816.
+    """
+    options = pc.CastOptions(stored_type(type_), allow_float_truncate=True)
+    return from_stored(to_stored(array).cast(options=options), type_)
+
+
 def _with_children(
     array: pa.Array, type_: pa.DataType, change: Callable[[pa.Array, pa.DataType], pa.Array]
 ) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import threading
 from collections import Counter
@@ -182,6 +183,52 @@ def test_other_joins_of_several_inputs_refuse_to_preserve_one() -> None:
             wm.multijoin(orders_items_parts(10), on=on, how=how, algorithm=algorithm)
     with pytest.raises(SpecError, match="by windows finds results, and cannot preserve orders"):
         wm.multijoin(orders_items_parts(10), on=on, how=how, window=wm.rows(5))
+
+
+NEVER = dt.datetime(9999, 12, 31)
+FAR = {
+    "timestamps": (pa.array([NEVER], pa.timestamp("us")), pa.array([0], pa.timestamp("ns"))),
+    "durations": (pa.array([10**11], pa.duration("s")), pa.array([1], pa.duration("ns"))),
+    "in dictionaries": (
+        pa.array([NEVER], pa.timestamp("us")).dictionary_encode(),
+        pa.array([0], pa.timestamp("ns")).dictionary_encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", ["join", "window_join"])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", FAR)
+def test_a_time_that_the_finer_unit_does_not_reach_is_never_another_time(name: str, swapped: bool, verb: str) -> None:
+    far, near = FAR[name]
+    inputs = [pa.table({"k": each, "t": [1]}) for each in ((near, far) if swapped else (far, near))]
+    how: dict[str, Any] = {"how": "full", "memory": "8 MiB"}
+    result = (
+        wm.window_join(*inputs, on="k", time="t", window=5, **how)
+        if verb != "join"
+        else wm.join(*inputs, on="k", **how)
+    )
+    side = "right" if swapped else "left"
+    sentence = f"one column of 'k' of {side} ({far.type})"
+    with pytest.raises(
+        SpecError, match=f"{re.escape(sentence)}.*a value of {side} is beyond .*; cast both to a coarser unit"
+    ):
+        result.table()
+
+
+def test_times_that_the_finer_unit_reaches_are_what_they_were() -> None:
+    coarse, fine = (
+        pa.table({"k": pa.array([1, 2], pa.timestamp("s"))}),
+        pa.table({"k": pa.array([2 * 10**9, 5], pa.timestamp("ns"))}),
+    )
+    column = wm.join(coarse, fine, on="k", how="full").table().column("k")
+    assert column.type == pa.timestamp("ns")
+    assert sorted(column.cast(pa.int64()).to_pylist()) == [5, 10**9, 2 * 10**9]
+
+
+def test_integers_become_doubles_even_if_their_last_digits_go() -> None:
+    inputs = pa.table({"k": [(1 << 53) + 1]}), pa.table({"k": [0.5]})
+    assert sorted(wm.join(*inputs, on="k", how="full").table().column("k").to_pylist()) == [0.5, float(1 << 53)]
 
 
 def test_kinds_that_cannot_be_are_refused() -> None:
