@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.checks.canonical import Row, canonical_column, canonical_null, canonical_rows
 from watersmeet.checks.cases import Case
@@ -371,7 +372,16 @@ def _output_columns(case: AnyCase) -> list[list[tuple[int, list[Any]]]]:
 
 
 def _as(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    return column if column.type == type_ else column.cast(type_, safe=False)
+    """The same values in another type; Arrow casts neither runs nor dictionaries of all that they may hold."""
+    if column.type == type_:
+        return column
+    if pa.types.is_dictionary(type_):
+        return _as(column, type_.value_type)
+    if pa.types.is_run_end_encoded(column.type):
+        return _as(pc.run_end_decode(column), type_)
+    if pa.types.is_dictionary(column.type):
+        return _as(column.dictionary, type_).take(column.indices)
+    return column.cast(type_, safe=False)
 
 
 def _value(places: Sequence[tuple[int, list[Any]]], numbers: Sequence[int | None], null: Any) -> Any:

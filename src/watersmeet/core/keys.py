@@ -112,9 +112,20 @@ def type_of_both(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
     >>> type_of_both(pa.int32(), pa.int64()), type_of_both(pa.int32(), pa.decimal128(7, 2))
     (DataType(int64), Decimal128Type(decimal128(12, 2)))
+    >>> type_of_both(pa.date32(), pa.timestamp("us")), type_of_both(pa.dictionary(pa.int8(), pa.string()), pa.string())
+    (TimestampType(timestamp[us]), DataType(string))
     """
-    if left == right:
+    if left == right or types.is_null(right):
         return left
+    if types.is_null(left):
+        return right
+    if types.is_dictionary(left) and types.is_dictionary(right):
+        values = type_of_both(left.value_type, right.value_type)
+        index = max(left.index_type, right.index_type, key=lambda each: each.bit_width)
+        return None if values is None else pa.dictionary(index, values, left.ordered and right.ordered)
+    plain = _without_view(plain_type(left)[0]), _without_view(plain_type(right)[0])
+    if plain != (left, right):
+        return type_of_both(*plain)
     if _is_number(left) and _is_number(right):
         if types.is_floating(left) or types.is_floating(right):
             both = types.is_floating(left) and types.is_floating(right)
@@ -126,6 +137,11 @@ def type_of_both(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
             return (
                 None if digits > 76 else pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
             )
+    if types.is_timestamp(left) and types.is_timestamp(right) and left.tz and right.tz and left.tz != right.tz:
+        return pa.timestamp(min(left.unit, right.unit, key=COARSENESS.__getitem__), "UTC")
+    for day, moment in ((left, right), (right, left)):
+        if types.is_date(day) and types.is_timestamp(moment):
+            return moment  # a day is its midnight, as where the two are compared
     try:
         schemas = [pa.schema([("key", each)]) for each in (left, right)]
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -151,6 +167,10 @@ def plain_type(found: pa.DataType) -> tuple[pa.DataType, str]:
             found = found.storage_type
         else:
             return found, name
+
+
+def _without_view(plain: pa.DataType) -> pa.DataType:
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(plain, plain)
 
 
 def _kind(plain: pa.DataType) -> KeyKind | None:

@@ -226,6 +226,30 @@ def test_times_that_the_finer_unit_reaches_are_what_they_were() -> None:
     assert sorted(column.cast(pa.int64()).to_pylist()) == [5, 10**9, 2 * 10**9]
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"]), ["a", "b", "c"]),
+        (pa.array(["a", "b"], pa.string_view()).dictionary_encode(), pa.array(["b", "c"]), ["a", "b", "c"]),
+        (pa.array([b"a", b"b"], pa.binary_view()), pa.array([b"b", b"c"]), [b"a", b"b", b"c"]),
+        (
+            pa.array([dt.date(2024, 1, 1), dt.date(2024, 1, 2)]),
+            pa.array([dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 2, 1)], pa.timestamp("us")),
+            [dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 2), dt.datetime(2024, 1, 2, 1)],
+        ),
+        (
+            pa.array([3_600, 7_200], pa.timestamp("s", "UTC")),
+            pa.array([7_200_000, 9_000_000], pa.timestamp("ms", "Europe/Berlin")),
+            [dt.datetime(1970, 1, 1, *clock, tzinfo=dt.UTC) for clock in ((1, 0), (2, 0), (2, 30))],
+        ),
+    ],
+)
+def test_keys_that_are_compared_become_one_column(left: pa.Array, right: pa.Array, found: list[Any]) -> None:
+    for inputs in ((left, right), (right, left)):
+        result = wm.join(*(pa.table({"k": each}) for each in inputs), on="k", how="full", memory="8 MiB")
+        assert sorted(result.table().column("k").to_pylist()) == found
+
+
 def test_integers_become_doubles_even_if_their_last_digits_go() -> None:
     inputs = pa.table({"k": [(1 << 53) + 1]}), pa.table({"k": [0.5]})
     assert sorted(wm.join(*inputs, on="k", how="full").table().column("k").to_pylist()) == [0.5, float(1 << 53)]

@@ -155,6 +155,18 @@ def test_a_key_of_both_has_a_type_that_holds_both() -> None:
     assert key(pa.int8(), pa.float32()) == pa.float64()
     assert key(pa.int64(), pa.uint64()) == pa.decimal128(20, 0)
     assert key(pa.decimal128(30, 10), pa.decimal128(38, 0)) == pa.decimal256(48, 10)
+    assert key(pa.dictionary(pa.int8(), pa.string()), pa.string()) == pa.string()
+    assert key(pa.dictionary(pa.int8(), pa.int32()), pa.dictionary(pa.int16(), pa.uint32())) == pa.dictionary(
+        pa.int16(), pa.decimal128(10, 0)
+    )
+    assert key(pa.run_end_encoded(pa.int16(), pa.int8()), pa.int64()) == pa.int64()
+    assert key(pa.string_view(), pa.large_string()) == pa.large_string()
+    assert key(pa.binary(3), pa.binary_view()) == pa.binary()
+    assert key(pa.uuid(), pa.binary(16)) == pa.binary(16)
+    assert key(pa.null(), pa.dictionary(pa.int8(), pa.string_view())) == pa.dictionary(pa.int8(), pa.string_view())
+    assert key(pa.timestamp("us"), pa.date32()) == key(pa.date64(), pa.timestamp("us")) == pa.timestamp("us")
+    assert key(pa.timestamp("s", "UTC"), pa.timestamp("ms", "Europe/Berlin")) == pa.timestamp("ms", "UTC")
+    assert key(pa.timestamp("s", "Asia/Tokyo"), pa.timestamp("ms", "Asia/Tokyo")) == pa.timestamp("ms", "Asia/Tokyo")
     with pytest.raises(SpecError, match=r"how='full' makes one column of 'k' .* and no type holds both; cast one"):
         key(pa.decimal256(76, 0), pa.decimal128(38, 20))
 
