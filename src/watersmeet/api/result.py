@@ -111,9 +111,20 @@ class Result:
         write_report(path, " ⋈ ".join(self.progress.names), self.history)
 
     def table(self) -> pa.Table:
-        """All results as a PyArrow table; it is outside the join's memory."""
-        batches = list(self)
+        """All results as a PyArrow table; it is outside the join's memory. An error if the join is closed before."""
+        batches = list(self._all(iter(self)))
         return pa.Table.from_batches(batches, self.schema)
+
+    def _all(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, and an error in place of their end if somebody closed the join before: who asks for all results
+        is not to take some of them for all.
+        """
+        yield from batches
+        if not self._run.done:
+            raise WatersmeetError(
+                "this join was closed before its end, so that not all of its results are there; call join() again, and "
+                "close it later"
+            )
 
     def pandas(self) -> Any:
         """All results as a pandas frame."""
@@ -127,12 +138,13 @@ class Result:
     def write(self, path: str | os.PathLike[str]) -> int:
         """Write all results to a Parquet, CSV or Arrow IPC file, as its name says; returns the number of rows.
 
-        The file is whole or absent: one that exists is replaced at the very end, and only if all went well.
+        The file is whole or absent: one that exists is replaced at the very end, and only if all went well. A join that
+        is closed meanwhile is an error, too.
         """
         sinks.check_target(path)
         batches = iter(self)
         try:
-            return sinks.write(batches, self.schema, path)
+            return sinks.write(self._all(batches), self.schema, path)
         finally:
             self.close()
 

@@ -216,6 +216,11 @@ class LiveRun:
             shed=None if self._losses is None else self._losses.figures(),
         )
 
+    @property
+    def done(self) -> bool:
+        """Whether all results were handed out; a run that was closed before never is."""
+        return self._done
+
     def _phase(self) -> str:
         if self._done:
             return "done"

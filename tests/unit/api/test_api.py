@@ -134,6 +134,32 @@ def test_leaving_a_loop_stops_the_join_while_the_result_is_kept(tmp_path: Path) 
     assert result.progress.phase == "closed"
 
 
+def closed_meanwhile() -> wm.Result:
+    """A join that its observer closes after the first results."""
+
+    def close_at_some(progress: wm.Progress) -> None:
+        if progress.rows_out:
+            result.close()
+
+    forever = ({"id": i % 5, "sum": 0.0} for i in range(10**9))
+    result = join(right=forever, on_progress=close_at_some)
+    return result
+
+
+def test_a_join_that_is_closed_meanwhile_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    for read in (wm.Result.table, wm.Result.pandas, wm.Result.polars):
+        with pytest.raises(wm.WatersmeetError, match="closed before its end, so that not all of its results are there"):
+            read(closed_meanwhile())
+    path = tmp_path / "out.csv"
+    path.write_text("precious")
+    with pytest.raises(wm.WatersmeetError, match="closed before its end, so that not all of its results are there"):
+        closed_meanwhile().write(path)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+    assert sum(batch.num_rows for batch in closed_meanwhile())  # a loop has had what there was
+    await_no_reader()
+
+
 def await_no_reader() -> None:
     until(lambda: not any(t.name.startswith("watersmeet-read-") for t in threading.enumerate()), "all readers end")
 
