@@ -65,12 +65,15 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     watersmeet.core.errors.SpecError: joined.json cannot be written; name it .parquet .pq .csv .arrow .feather .ipc
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise SpecError(f"results are written to a file, by its path such as 'joined.parquet', not to {path!r}")
     asked = Path(path)
     if asked.suffix.lower() not in FORMATS:
         raise SpecError(f"{asked} cannot be written; name it {' '.join(FORMATS)}")
-    target = asked.resolve()
+    try:
+        target = asked.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SpecError(f"{os.fspath(path)!r} is no path of a file: {_one_line(error)}") from error
     if not target.parent.is_dir():
         raise SpecError(f"cannot write {asked}: there is no folder {target.parent}; create it first")
     if target.exists() and not target.is_file():
@@ -86,7 +89,7 @@ def write(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str | os.P
     Whatever goes wrong, also in making the batches, an existing file stays as it was and nothing new is left.
     """
     target = check_target(path)
-    name, open_writer = FORMATS[target.suffix.lower()]
+    name, open_writer = FORMATS[Path(path).suffix.lower()]  # a link's target may be called anything
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     rows = 0
     with contextlib.ExitStack() as leaving:

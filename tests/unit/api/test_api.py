@@ -351,6 +351,36 @@ def test_an_existing_file_is_replaced_and_a_link_followed(tmp_path: Path) -> Non
     assert rows(pyarrow.csv.read_csv(path)) == JOINED
 
 
+@pytest.mark.parametrize("target", ["real.dat", "real", "real.parquet"])
+def test_the_ending_of_a_link_tells_the_format(target: str, tmp_path: Path) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / target)
+    join().write(link)
+    assert link.is_symlink()
+    assert rows(pyarrow.csv.read_csv(tmp_path / target)) == JOINED
+
+
+def test_a_file_in_the_home_is_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    join().write("~/out.csv")
+    assert rows(pyarrow.csv.read_csv(tmp_path / "out.csv")) == JOINED
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (None, "None cannot be written; give the path of a file, and name it .parquet"),
+        (7, "7 cannot be written; give the path of a file"),
+        (b"out.csv", "b'out.csv' cannot be written; give the path of a file"),
+        ("out\0.csv", "is no path of a file: embedded null"),
+        ("~nobody-of-this-name/out.csv", "is no path of a file: Could not determine home"),
+    ],
+)
+def test_what_is_no_path_cannot_be_written(path: object, says: str) -> None:
+    with join(right=wm.source(never(), name="right", schema=KNOWN)) as result, pytest.raises(wm.SpecError, match=says):
+        result.write(path)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
