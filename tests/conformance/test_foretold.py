@@ -194,7 +194,7 @@ def test_a_broken_word_is_an_error_that_names_the_row() -> None:
     join = join_of("left")
     tell(join, Arrive(0, rows_of([1])), Punctuate(1, {"id": 1}))
     join.receive(Arrive(1, rows_of([2, 1])))
-    with pytest.raises(PromiseError, match=r"row 1 of right has id=1, which right had promised not to send"):
+    with pytest.raises(PromiseError, match=r"row 2 of right has id=1, which right had promised not to send"):
         work_off(join)
 
 

@@ -90,7 +90,7 @@ class Windows(Saved):
         late = arrival.timed.late
         if late is not None:
             if self.window.late == "error":
-                row = int(numbers[np.flatnonzero(late)[0]])
+                row = 1 + int(numbers[np.flatnonzero(late)[0]])
                 raise LateRowError(
                     f"row {row:,} of {self._spec.names[side]} comes later than lateness={self.window.lateness!r} "
                     f"allows; allow more, or say late='keep' or late='drop'"

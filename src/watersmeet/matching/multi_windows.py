@@ -183,7 +183,7 @@ class WindowClock(Saved):
         if moments.late is None:
             return
         if self._late == "error":
-            row = int(numbers[np.flatnonzero(moments.late)[0]])
+            row = 1 + int(numbers[np.flatnonzero(moments.late)[0]])
             raise LateRowError(
                 f"row {row:,} of {self._names[number]} comes later than the lateness allows; allow more, or say "
                 f"late='keep' or late='drop'"

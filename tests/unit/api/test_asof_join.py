@@ -179,7 +179,7 @@ def test_rows_that_come_late(late: str) -> None:
 
 def test_late_rows_may_end_the_join() -> None:
     left, right = pa.table({"t": [10, 5]}), pa.table({"t": [1]})
-    with pytest.raises(wm.LateRowError, match=r"row 1 of left comes later than lateness=0 allows"):
+    with pytest.raises(wm.LateRowError, match=r"row 2 of left comes later than lateness=0 allows"):
         wm.asof_join(left, right, time="t", lateness=0, late="error").table()
 
 

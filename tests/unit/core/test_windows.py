@@ -249,7 +249,7 @@ def test_another_window_is_another_join() -> None:
 
 def test_late_rows_may_end_the_join() -> None:
     left = pa.table({"k": [1, 1], "t": [100, 5]})
-    with pytest.raises(LateRowError, match="row 1 of left comes later"):
+    with pytest.raises(LateRowError, match="row 2 of left comes later"):
         wm.window_join(left, left, on="k", time="t", window=3, late="error", memory="8 MiB").table()
 
 

@@ -279,14 +279,14 @@ def test_a_range_is_handed_on_when_the_other_input_has_promised_all_of_it() -> N
 @pytest.mark.parametrize(
     ("left", "right", "events", "row"),
     [
-        (UNIQUE, None, [news(1, 2, 1)], "row 2 of news has sno=1"),
-        (UNIQUE, None, [news(1), news(7, 1)], "row 2 of news has sno=1"),
-        (UNIQUE, MARKED, [news(1), punct(1), news(1)], "row 1 of news has sno=1"),
-        (None, MARKED, [hits(3), punct(3), hits(4, 3)], "row 2 of hits has sno=3"),
-        (None, Promises(clustered=("sno",)), [hits(3, 4, 3)], "row 2 of hits has sno=3"),
-        (None, Promises(clustered=("sno",)), [hits(3, 4), hits(4, 3)], "row 3 of hits has sno=3"),
-        (None, Promises(sorted=(("sno", False),)), [hits(3, 4, 4, 3)], "row 3 of hits has sno=3"),
-        (None, Promises(sorted=(("sno", True),)), [hits(3), hits(4)], "row 1 of hits has sno=4"),
+        (UNIQUE, None, [news(1, 2, 1)], "row 3 of news has sno=1"),
+        (UNIQUE, None, [news(1), news(7, 1)], "row 3 of news has sno=1"),
+        (UNIQUE, MARKED, [news(1), punct(1), news(1)], "row 2 of news has sno=1"),
+        (None, MARKED, [hits(3), punct(3), hits(4, 3)], "row 3 of hits has sno=3"),
+        (None, Promises(clustered=("sno",)), [hits(3, 4, 3)], "row 3 of hits has sno=3"),
+        (None, Promises(clustered=("sno",)), [hits(3, 4), hits(4, 3)], "row 4 of hits has sno=3"),
+        (None, Promises(sorted=(("sno", False),)), [hits(3, 4, 4, 3)], "row 4 of hits has sno=3"),
+        (None, Promises(sorted=(("sno", True),)), [hits(3), hits(4)], "row 2 of hits has sno=4"),
     ],
 )
 def test_a_broken_promise_names_the_row(
@@ -375,7 +375,7 @@ def test_a_live_join_reports_a_broken_promise() -> None:
         yield {"sno": 1}
 
     result = wm.join(pa.table({"sno": [1]}), wm.source(rows(), punctuated=True), on="sno", memory="8 MiB")
-    with pytest.raises(PromiseError, match="row 1 of right has sno=1"):
+    with pytest.raises(PromiseError, match="row 2 of right has sno=1"):
         result.table()
 
 

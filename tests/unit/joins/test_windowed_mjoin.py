@@ -81,7 +81,7 @@ def test_late_rows_are_kept_dropped_or_refused() -> None:
         assert join.timed.late == [0, 0, 1]
     join = make(parse_many_windows(2, "rsu", time="t", late="error"))
     feed(join, 0, [10])
-    with pytest.raises(LateRowError, match="row 1 of r"):
+    with pytest.raises(LateRowError, match="row 2 of r"):
         feed(join, 0, [9])
 
 

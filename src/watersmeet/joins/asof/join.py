@@ -242,7 +242,7 @@ class AsofJoin(RoomFirst, Operator):
         late = arrival.timed.late
         if late is not None:
             if self.spec.times.late == "error":
-                row = int(numbers[np.flatnonzero(late)[0]])
+                row = 1 + int(numbers[np.flatnonzero(late)[0]])
                 raise LateRowError(
                     f"row {row:,} of {self.spec.names[side]} comes later than "
                     f"lateness={self.spec.times.lateness[side]!r} allows; allow more, or say late='keep' or late='drop'"

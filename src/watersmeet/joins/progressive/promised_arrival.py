@@ -46,7 +46,7 @@ class KeyedArrival(Arrival):
         spec = self._join.spec
         name = spec.names[self.input]
         told = key_text(spec, self.input, self.keys(row, 1), 0)
-        number = self.row_number(row)
+        number = 1 + self.row_number(row)  # people count from one, as the sources do in their errors
         return PromiseError(
             f"row {number:,} of {name} has {told}, which {name} had promised not to send any more; {remedy}"
         )
