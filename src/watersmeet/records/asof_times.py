@@ -167,7 +167,8 @@ class AsofTiming:
         if self.in_doubles:
             with np.errstate(invalid="ignore", over="ignore"):
                 apart: NDArray[Any] = self._doubles(later) - self._doubles(earlier)
-            return np.where(np.isnan(apart), np.inf, apart)
+            # Of infinite times there is no difference: equal ones are not apart.
+            return np.where(np.isnan(apart), np.where(later == earlier, 0.0, np.inf), apart)
         return later.view(np.uint64) - earlier.view(np.uint64)
 
     def beyond(self, apart: NDArray[Any], times: int = 1) -> Bool:

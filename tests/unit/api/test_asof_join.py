@@ -177,6 +177,17 @@ def test_rows_that_come_late(late: str) -> None:
     assert result.progress.late == (2, 1)
 
 
+@pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])
+@pytest.mark.parametrize("tolerance", [None, 0.0, 1.5])
+@pytest.mark.parametrize("swept", [False, True])
+def test_equal_times_are_partners_at_the_ends_of_time_too(direction: str, tolerance: float | None, swept: bool) -> None:
+    ends = [-np.inf, 2.0, np.inf]
+    times = ends if swept else ends[::-1]  # rows in order are looked up in one pass over both inputs
+    left, right = (pa.table({"k": [1] * 3, "t": times, name: times}) for name in "ab")
+    result = wm.asof_join(left, right, on="k", time="t", direction=direction, tolerance=tolerance, how="left")
+    assert sorted(pairs(result.table())) == [(end, end) for end in ends]
+
+
 def test_late_rows_may_end_the_join() -> None:
     left, right = pa.table({"t": [10, 5]}), pa.table({"t": [1]})
     with pytest.raises(wm.LateRowError, match=r"row 2 of left comes later than lateness=0 allows"):
