@@ -210,6 +210,10 @@ def choose_multiway(
     `bounded`: results may wait for so long only, which `confluence` alone can promise.
     """
     reason, chosen = "asked for by name", None
+    if rows is not None:
+        from watersmeet.policies.splitting import check_rows
+
+        check_rows(rows)
     if algorithm == "auto" and spec.window is not None:
         algorithm, reason = "confluence", "it joins in memory as long as the windows fit, and merges what does not"
     elif algorithm == "auto":

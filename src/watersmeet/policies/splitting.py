@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import prod
+from math import inf, prod
+from numbers import Real
 
 from watersmeet.core import html
 from watersmeet.core.errors import SpecError
@@ -47,6 +48,7 @@ class Estimates:
     @classmethod
     def of(cls, spec: MultiSpec, rows: Mapping[str, float], selectivities: Sequence[float] | None = None) -> Estimates:
         """With no selectivities given, every condition is taken for one of a key and its references."""
+        check_rows(rows)
         missing = [name for name in spec.names if name not in rows]
         if missing:
             raise SpecError(f"an estimate needs the rows of every input; there are none of {', '.join(missing)}")
@@ -80,6 +82,22 @@ class Estimates:
             for group in (some, others)
         )
         return thrown * costs.comparison
+
+
+def check_rows(rows: Mapping[str, float]) -> None:
+    """An error if numbers of rows are none, whether they turn out to be needed or not.
+
+    >>> check_rows({"a": -1})
+    Traceback (most recent call last):
+    watersmeet.core.errors.SpecError: rows={'a': -1} is no number of rows; write about how many there are, 0 or more
+    """
+    if not isinstance(rows, Mapping):
+        raise SpecError(f"rows={rows!r} does not say of which inputs; write rows={{'orders': 1000, ...}}")
+    for name, count in rows.items():
+        if not isinstance(count, Real) or not 0 <= count < inf:
+            raise SpecError(
+                f"rows={{{name!r}: {count!r}}} is no number of rows; write about how many there are, 0 or more"
+            )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,15 @@ def test_estimates_must_fit() -> None:
         Estimates.of(CHAIN, dict.fromkeys("rstu", 10), [0.5])
 
 
+@pytest.mark.parametrize("count", [-1, float("nan"), float("inf"), "10", None])
+@pytest.mark.parametrize("asked", [{}, {"window": wm.rows(3)}, {"how": {"r": "left"}}])
+def test_what_is_no_number_of_rows_is_refused(count: object, asked: dict[str, object]) -> None:
+    inputs = {name: pa.table({"a": [1], name: [1]}) for name in "rst"}
+    rows = {"r": count, "s": 1, "t": 1}
+    with pytest.raises(SpecError, match=r"rows={'r': .*} is no number of rows; write about how many there are"):
+        wm.multijoin(inputs, on=["r.a = s.a", "s.a = t.a"], rows=rows, **asked).table()  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("tree", [None, (("r", "s"), ("t", "u")), (("r", "s", "t"), "u"), ("r", ("s", "t", "u"))])
 def test_every_tree_gives_what_one_join_gives(tree: object) -> None:
     rng = np.random.default_rng(3)
