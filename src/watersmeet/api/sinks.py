@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from watersmeet.core.errors import SpecError, WatersmeetError
+from watersmeet.spill.locks import CAN_LOCK, OPEN_LOCK, is_my_own, is_same_file, lock_if_possible, try_lock
 
 
 class BatchWriter(Protocol):
@@ -90,11 +92,11 @@ def write(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str | os.P
     """
     target = check_target(path)
     name, open_writer = FORMATS[Path(path).suffix.lower()]  # a link's target may be called anything
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     rows = 0
     with contextlib.ExitStack() as leaving:
-        leaving.callback(part.unlink, missing_ok=True)
         with _blaming(path):
+            _sweep(target)
+            part = _new_part(target, leaving)
             file = pa.OSFile(str(part), "wb")
         leaving.callback(_close_quietly, file)
         with _blaming(path):
@@ -114,6 +116,42 @@ def write(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str | os.P
             _sync(part)
             part.replace(target)
     return rows
+
+
+def _new_part(target: Path, leaving: contextlib.ExitStack) -> Path:
+    """An empty file beside the target that is locked as long as this process lives. It is gone when one leaves."""
+    while True:
+        part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        leaving.callback(part.unlink, missing_ok=True)
+        lock = os.open(part, OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o666)
+        leaving.callback(os.close, lock)
+        # A sweeper may have met it before it was locked and taken it away: then another name.
+        with contextlib.suppress(FileNotFoundError):
+            if lock_if_possible(lock) and is_same_file(lock, part):
+                return part
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes have left of this file; a lock tells the living, as in the spill directories."""
+    unfinished = re.compile(re.escape(f".{target.name}.") + r"[0-9]+-[0-9a-f]{8}\.part")
+    if not CAN_LOCK:  # pragma: no cover - Windows
+        return
+    found: list[os.DirEntry[str]] = []
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:  # one may write where one may not list
+        found = [entry for entry in entries if unfinished.fullmatch(entry.name)]
+    for entry in found:
+        with contextlib.suppress(OSError):  # another process may be sweeping the same one, which is as good
+            if entry.is_file(follow_symlinks=False) and is_my_own(entry.stat(follow_symlinks=False)):
+                _remove_if_dead(Path(entry.path))
+
+
+def _remove_if_dead(part: Path) -> None:
+    lock = os.open(part, OPEN_LOCK)
+    try:
+        if try_lock(lock):
+            part.unlink()
+    finally:
+        os.close(lock)
 
 
 def _close_quietly(what: Any) -> None:

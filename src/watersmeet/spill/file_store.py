@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import ProtocolError, SpillError
 from watersmeet.memory import format_bytes
+from watersmeet.spill.locks import OPEN_LOCK, is_my_own, is_same_file, lock_if_possible, try_lock
 from watersmeet.spill.store import Bytes, Counted, Descriptor, StoreWriter, already_there, check_name, missing
 
 try:
@@ -41,9 +42,6 @@ except ImportError:  # pragma: no cover - Windows
 
 _LOCK = ".lock"
 _OURS = re.compile(r"watersmeet-[0-9]+-[0-9a-f]{16}")
-_OPEN_LOCK = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-# What file systems that know no locks answer.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 
 
 class PrivateDirectory:
@@ -82,7 +80,7 @@ def sweep(parent: Path) -> None:
         candidates = [entry for entry in entries if _OURS.fullmatch(entry.name)]
     for entry in candidates:
         with suppress(OSError):  # another process may be sweeping the same one, which is as good
-            if entry.is_dir(follow_symlinks=False) and _is_my_own(entry.stat(follow_symlinks=False)):
+            if entry.is_dir(follow_symlinks=False) and is_my_own(entry.stat(follow_symlinks=False)):
                 _remove_if_dead(Path(entry.path))
 
 
@@ -101,9 +99,9 @@ class _Made:
             self.path.mkdir(mode=0o700)
             lock = self.path / _LOCK
             try:
-                self._lock = os.open(lock, _OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o600)
+                self._lock = os.open(lock, OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o600)
                 # A sweeper may have met the directory before it was locked and taken it away: then try another name.
-                if _lock_if_possible(self._lock) and _is_same_file(self._lock, lock):
+                if lock_if_possible(self._lock) and is_same_file(self._lock, lock):
                     return
             except FileNotFoundError:
                 if not parent.is_dir():
@@ -129,7 +127,7 @@ class _Made:
 
 def _remove_if_dead(path: Path) -> None:
     try:
-        lock = os.open(path / _LOCK, _OPEN_LOCK)
+        lock = os.open(path / _LOCK, OPEN_LOCK)
     except FileNotFoundError:
         # Being made, or all but removed. Files without a lock are not ours to judge: this fails unless it is empty.
         path.rmdir()
@@ -141,7 +139,7 @@ def _remove_if_dead(path: Path) -> None:
             _empty(path)
         return
     try:
-        if _try_lock(lock):
+        if try_lock(lock):
             _empty(path)
     finally:
         _close(lock)
@@ -153,33 +151,6 @@ def _empty(path: Path) -> None:
         for name in sorted(os.listdir(path), key=lambda name: name == _LOCK):
             os.unlink(path / name)
         path.rmdir()
-
-
-def _lock_if_possible(lock: int) -> bool:
-    try:
-        return _try_lock(lock)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:  # nobody can lock here, so nobody will sweep either: we go without
-            return True
-        raise
-
-
-def _try_lock(lock: int) -> bool:
-    if fcntl is None:  # pragma: no cover - Windows: that the file is open is the lock
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    return os.path.samestat(os.fstat(descriptor), os.stat(path))
-
-
-def _is_my_own(status: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
 def _close(descriptor: int | None) -> None:

@@ -22,6 +22,7 @@ from waiting import until
 from watersmeet.api import sinks
 from watersmeet.drivers.live import queue_bytes
 from watersmeet.planner import ALGORITHMS
+from watersmeet.spill.locks import try_lock
 
 ORDERS = pa.table({"id": [1, 2, 3], "item": ["cup", "pot", "pan"]})
 PAID = pa.table({"id": [3, 1, 1], "sum": [3.0, 1.0, 1.5]})
@@ -369,9 +370,9 @@ def test_a_file_in_the_home_is_written_there(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        (None, "None cannot be written; give the path of a file, and name it .parquet"),
-        (7, "7 cannot be written; give the path of a file"),
-        (b"out.csv", "b'out.csv' cannot be written; give the path of a file"),
+        (None, "written to a file, by its path such as 'joined.parquet', not to None"),
+        (7, "by its path such as 'joined.parquet', not to 7"),
+        (b"out.csv", "by its path such as 'joined.parquet', not to b'out.csv'"),
         ("out\0.csv", "is no path of a file: embedded null"),
         ("~nobody-of-this-name/out.csv", "is no path of a file: Could not determine home"),
     ],
@@ -398,9 +399,57 @@ def test_a_target_that_cannot_be_written_is_told_before_any_row_is_read(name: st
     result.close()
 
 
-def test_a_target_that_is_no_path_is_refused() -> None:
-    with pytest.raises(wm.SpecError, match=r"written to a file, by its path such as 'joined.parquet', not to None"):
-        join().write(None)
+STOPPED_WRITER = """
+import sys, time, pyarrow as pa, watersmeet as wm
+
+def rows():
+    yield {"id": 1}
+    print("begun", flush=True)
+    time.sleep(600)
+
+wm.join(pa.table({"id": [1]}), rows(), on="id").write(sys.argv[1])
+"""
+
+
+def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    def parts() -> list[Path]:
+        return list(tmp_path.glob(".out.csv.*.part"))
+
+    path = tmp_path / "out.csv"
+    writer = subprocess.Popen([sys.executable, "-c", STOPPED_WRITER, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"begun\n"
+        until(parts, "the part is there")
+        left = parts()
+        join().write(path)
+        assert parts() == left
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert parts() == left
+    others = [tmp_path / ".other.csv.1-01234567.part", tmp_path / ".out.csv.mine.part"]
+    for other in others:
+        other.touch()
+    join().write(path)
+    assert sorted(tmp_path.iterdir()) == sorted([*others, path])
+
+
+def test_a_part_that_was_swept_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+
+    def swept_before_lock(lock: int) -> bool:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            swept[0].unlink()
+        return try_lock(lock)
+
+    monkeypatch.setattr("watersmeet.spill.locks.try_lock", swept_before_lock)
+    join().write(tmp_path / "out.csv")
+    assert swept
+    assert list(tmp_path.iterdir()) == [tmp_path / "out.csv"]
 
 
 def test_columns_a_format_cannot_hold_are_told(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from simulate.faults import Fault, Faults
 from simulate.stores import FaultyStore, flip_byte, truncate_at
 from waiting import ended
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
-from watersmeet.spill import FileStore, MemoryStore, Store, StoreWriter
+from watersmeet.spill import FileStore, MemoryStore, Store, StoreWriter, locks
 from watersmeet.spill import file_store as private
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and locks as POSIX has them")
@@ -507,7 +507,7 @@ def test_an_interrupted_sweep_is_finished_by_the_next(tmp_path: Path, monkeypatc
 
 @POSIX
 def test_a_directory_swept_while_it_was_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = private._try_lock
+    attempt = locks.try_lock
     swept: list[Path] = []
 
     def swept_before_lock(lock: int) -> bool:
@@ -517,7 +517,7 @@ def test_a_directory_swept_while_it_was_made_is_made_again(tmp_path: Path, monke
             private._empty(made)
         return attempt(lock)
 
-    monkeypatch.setattr(private, "_try_lock", swept_before_lock)
+    monkeypatch.setattr(locks, "try_lock", swept_before_lock)
     with FileStore(tmp_path) as store:
         assert store.path != swept[0]
         put(store, "a")
