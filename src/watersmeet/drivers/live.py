@@ -275,14 +275,17 @@ class LiveRun:
             status = Status.NEED_INPUT
             while status is not Status.DONE:
                 self._look()
-                if self._parts.closed:  # by an observer, or by the consumer while it held a batch
+                if self._parts.closed:  # by an observer, by another thread, or by the consumer while it held a batch
                     return
                 fuel = self._prepare(operator, status)
                 if not fuel:
                     continue
-                crew = self._parts.crew
-                now = time.monotonic()
-                step = operator.poll(now, fuel) if crew is None else crew.poll(now, fuel, self._silent)
+                with self._parts.at_work:
+                    if self._parts.closed:
+                        return
+                    crew = self._parts.crew
+                    now = time.monotonic()
+                    step = operator.poll(now, fuel) if crew is None else crew.poll(now, fuel, self._silent)
                 status, out, punctuations = step.status, step.out, step.punctuations
                 if status is not Status.HAS_OUTPUT:
                     self._release()
@@ -307,6 +310,14 @@ class LiveRun:
 
     def _prepare(self, operator: LiveOperator, status: Status) -> int:
         """Tell the operator what there is to tell, or sleep; then the fuel for a poll, 0 if there is no use in one."""
+        with self._parts.at_work:
+            fuel = 0 if self._parts.closed else self._prepare_awake(operator, status)
+        if fuel is not None:
+            return fuel
+        return REACTIVE_FUEL if self._sleep(operator) else 0
+
+    def _prepare_awake(self, operator: LiveOperator, status: Status) -> int | None:
+        """The same, but None where it is to sleep."""
         if status is Status.HAS_OUTPUT:
             if self._parts.crew is not None and self._parts.crew.hungry and self._hand_over(operator):
                 self._silent = False
@@ -324,9 +335,7 @@ class LiveRun:
             if self._held_back is not None:  # it failed just now: what was held back comes first
                 return 0
             raise self._source_error()
-        if self._silent and status is Status.HAS_WORK:
-            return REACTIVE_FUEL
-        return REACTIVE_FUEL if self._sleep(operator) else 0
+        return REACTIVE_FUEL if self._silent and status is Status.HAS_WORK else None
 
     def _may_wait(self, patience: int) -> bool:
         """Whether few enough rows wait, and more may come."""
@@ -397,7 +406,8 @@ class LiveRun:
         """Wait for an arrival. True if the operator is to be polled without one: a stall, or it wanted to be woken."""
         bell = self._bell
         stall_at = None if self._silent else time.monotonic() + self._wait
-        wake_at = operator.wake_at()
+        with self._parts.at_work:
+            wake_at = None if self._parts.closed else operator.wake_at()
         while True:
             with bell.condition:
                 bell.asleep = True  # from here on a reader rings; what it put before, the next line sees
@@ -421,7 +431,10 @@ class LiveRun:
             if self._held_back is not None and self._inboxes[self._held_back].ready:
                 self._waited = self._held_back
                 return False
-            operator.receive(Stall())
+            with self._parts.at_work:
+                if self._parts.closed:
+                    return False
+                operator.receive(Stall())
             self._silent = True
             self.history.add(self.progress())  # so that it shows where the silence began
         return True

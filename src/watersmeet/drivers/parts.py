@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -66,6 +67,8 @@ class Parts:
         self.operator: LiveOperator | None = None
         self.crew: Crew | None = None
         self.closed = False
+        self.at_work = threading.RLock()
+        """Held by whoever is inside the operator, so that another thread that closes waits until they are out."""
         self._last = Figures()
         self.events: deque[Event] = deque()
         """What somebody beside the inputs has told, and the operator has not been told yet."""
@@ -118,11 +121,20 @@ class Parts:
         finally:
             if self.spool is not None:
                 self.spool.close()
-            operator, self.operator = self.operator, None
-            crew, self.crew = self.crew, None
-            if operator is not None:
-                try:
-                    if crew is None or crew.stop():
-                        operator.close()
-                finally:
-                    operator.store.close()
+            # Not for ever: the child of a fork has the lock without the thread that holds it.
+            out = self.at_work.acquire(timeout=PATIENCE)
+            try:
+                self._let_go()
+            finally:
+                if out:
+                    self.at_work.release()
+
+    def _let_go(self) -> None:
+        operator, self.operator = self.operator, None
+        crew, self.crew = self.crew, None
+        if operator is not None:
+            try:
+                if crew is None or crew.stop():
+                    operator.close()
+            finally:
+                operator.store.close()

@@ -636,6 +636,25 @@ def test_a_reader_that_is_stuck_does_not_hold_up_the_end() -> None:
     go_on.set()
 
 
+def test_another_thread_that_closes_waits_until_the_operator_is_at_rest() -> None:
+    closers: list[threading.Thread] = []
+
+    def close_elsewhere() -> None:
+        if not closers:
+            closers.append(threading.Thread(target=bench.run.close))
+            closers[0].start()
+            until(lambda: bench.run.progress().phase == "closed", "it is being closed")
+            closers[0].join(0.05)
+            assert not bench.operator.closed
+
+    bench = Bench([left(1), left(1)], [right(1), right(1)], chunk=1, at_poll=close_elsewhere)
+    list(bench.run)
+    closers[0].join()
+    assert bench.operator.closed
+    assert len(bench.operator.polls()) == 1
+    assert not bench.run.done
+
+
 def test_a_run_that_was_closed_cannot_be_started() -> None:
     bench = Bench([left(1)], [right(1)])
     bench.run.close()
