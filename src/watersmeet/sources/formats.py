@@ -80,7 +80,11 @@ def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: s
             path,
             pyarrow.csv.ReadOptions(use_threads=False, block_size=TEXT_BLOCK),
             pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(column_types=dict(types), strings_can_be_null=False),
+            # A gap is NULL in text, too: as '' it would be a value, and rows without a key would meet each other.
+            # Nothing else is: PyArrow would take NaN for a missing number, and NA for one among numbers, not texts.
+            pyarrow.csv.ConvertOptions(
+                column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
             memory_pool=pa.system_memory_pool(),  # gives memory back at once, where the default one hoards
         )
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from waiting import PATIENCE, Sleepers, until
+from watersmeet import join
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError
 from watersmeet.sources import Source, as_source, iterators, source
 from watersmeet.sources.base import pieces
@@ -223,6 +224,27 @@ class TestFiles:
         assert table["id"][1].as_py() is None
         assert table["text"][0].as_py() == "a\nb"
         assert table["empty"][-1].as_py() == "late"
+
+    @pytest.mark.parametrize("extension", ["csv", "tsv", "csv.gz"])
+    def test_csv_gaps_of_text_are_null_and_quoted_ones_are_not(self, tmp_path: Path, extension: str) -> None:
+        table = pa.table({"id": ["a", None, "", "NA", "null"], "v": [0.5, None, float("nan"), -0.0, 1.0]})
+        found = read(write(table, tmp_path / f"a.{extension}"))
+        assert str(found.to_pydict()) == str(table.to_pydict())  # as text, where NaN is what it is
+
+    def test_csv_rows_without_a_key_do_not_meet(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text('id,v\nA,1\n,2\n"",3\n')
+        (tmp_path / "b.csv").write_text('id,w\nA,1\n,2\n"",3\n')
+        with join(tmp_path / "a.csv", tmp_path / "b.csv", on="id") as result:
+            assert sorted(result.table()["id"].to_pylist()) == ["", "A"]
+
+    @pytest.mark.parametrize("word", ["NA", "NULL", "n/a", "#N/A"])
+    def test_csv_words_among_numbers_are_text(self, tmp_path: Path, word: str) -> None:
+        (tmp_path / "a.csv").write_text(f"id,v\n1,2\n{word},3\n")
+        assert read(tmp_path / "a.csv")["id"].to_pylist() == ["1", word]
+        (tmp_path / "a.csv").write_text("id,v\n" + "1,2\n" * 100_000 + f"{word},3\n")
+        told = breaks(tmp_path / "a.csv")
+        assert "column 'id'" in told
+        assert f"'{word}'" in told
 
     def test_ndjson_missing_fields_are_null_and_new_ones_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "a.ndjson"
