@@ -15,7 +15,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, Width, common_band_form, parse_width, tick_nanoseconds, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
-from watersmeet.core.keys import plain_type
+from watersmeet.core.keys import plain_type, told_type
 from watersmeet.core.spec import Band, JoinSpec
 from watersmeet.core.windows import LATE, parse_time_columns
 
@@ -125,8 +125,8 @@ class AsofSpec(JoinSpec):
     def form(self) -> BandForm:
         """In which form the times of both inputs are compared."""
         left, right = self.time_types
-        told = f"column {self.times.time[0]!r} of {self.names[0]} ({left})"
-        other = f"column {self.times.time[1]!r} of {self.names[1]} ({right})"
+        told = f"column {self.times.time[0]!r} of {self.names[0]} ({told_type(left)})"
+        other = f"column {self.times.time[1]!r} of {self.names[1]} ({told_type(right)})"
         zeros = [zero_of(type_) for type_ in (left, right)]
         for described, zero in zip((told, other), zeros, strict=True):
             if zero is None:

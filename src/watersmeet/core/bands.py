@@ -34,7 +34,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import plain_type
+from watersmeet.core.keys import alike, plain_type
 
 Width: TypeAlias = "int | float | Decimal | timedelta"
 
@@ -85,9 +85,12 @@ def common_band_form(left: pa.DataType, right: pa.DataType, width: Width) -> Ban
     >>> common_band_form(pa.timestamp("s"), pa.timestamp("ms"), 5) is None
     True
     """
+    told_alike = alike(left, right)
     (left, _), (right, _) = plain_type(left), plain_type(right)
     if types.is_null(left) or types.is_null(right):
         return BandForm(0, nothing=True)
+    if not told_alike:
+        return None
     if _is_number(left) and _is_number(right):
         return None if isinstance(width, timedelta) else _numbers(left, right, width)
     kind = _time_kind(left)

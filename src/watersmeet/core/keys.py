@@ -20,8 +20,8 @@ Why the smaller scale and the coarser unit? A value that cannot be written there
 has only such values: so nothing is ever multiplied, nothing overflows, and most keys fit a word. The same holds for a
 value beyond the word's range: it simply matches nothing.
 
-Dictionaries and run-end encoded columns are compared as their values, extension types as their storage. Nested types,
-unions and intervals are not compared.
+Dictionaries and run-end encoded columns are compared as their values, extension types as their storage,
+and with none of another name or other parameters. Nested types, unions and intervals are not compared.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ def common_key_type(left: pa.DataType, right: pa.DataType) -> KeyType | None:
     >>> common_key_type(pa.string(), pa.int64()) is None
     True
     """
-    (left, left_name), (right, right_name) = plain_type(left), plain_type(right)
+    told_alike = alike(left, right)
+    (left, _), (right, _) = plain_type(left), plain_type(right)
     if types.is_null(left) or types.is_null(right):
         return KeyType(KeyKind.NOTHING)
-    if left_name and right_name and left_name != right_name:
-        return None  # a UUID is no other kind of thing that happens to be stored in 16 bytes
+    if not told_alike:
+        return None
     if _is_number(left) and _is_number(right):
         return _common_number(left, right)
     if (types.is_date(left) and _is_naive_day(right)) or (types.is_date(right) and _is_naive_day(left)):
@@ -156,17 +157,44 @@ def _whole_digits(number: pa.DataType) -> int:
     return {8: 3, 16: 5, 32: 10, 64: 20 if types.is_uint64(number) else 19}[number.bit_width]
 
 
-def plain_type(found: pa.DataType) -> tuple[pa.DataType, str]:
-    """The type of the values themselves, and the name of the extension type around them, if there is one."""
-    name = ""
+def plain_type(found: pa.DataType) -> tuple[pa.DataType, pa.DataType | None]:
+    """The type of the values themselves, and the extension type around them, if there is one."""
+    extension = None
     while True:
         if types.is_dictionary(found) or types.is_run_end_encoded(found):
             found = found.value_type
         elif isinstance(found, pa.BaseExtensionType):
-            name = name or found.extension_name
+            extension = extension or found
             found = found.storage_type
         else:
-            return found, name
+            return found, extension
+
+
+def alike(left: pa.DataType, right: pa.DataType) -> bool:
+    """Whether what is stored means the same in both, as far as extension types tell.
+
+    A UUID is no other kind of thing that happens to be stored in 16 bytes, and the number of a month none of a day: so
+    neither the names may differ nor, where the storage is the same, the parameters that are kept beside it.
+
+    >>> day, month = (pa.opaque(pa.int64(), f"period[{unit}]", "pandas") for unit in "DM")
+    >>> alike(day, day), alike(day, month), alike(day, pa.int64())
+    (True, False, True)
+    """
+    one, other = plain_type(left)[1], plain_type(right)[1]
+    if one is None or other is None or one == other:
+        return True
+    return bool(one.extension_name == other.extension_name and one.storage_type != other.storage_type)
+
+
+def told_type(type_: pa.DataType) -> str:
+    """A type as errors call it: an extension type with its parameters, which Arrow leaves out.
+
+    >>> told_type(pa.int64())
+    'int64'
+    """
+    if isinstance(type_, pa.ExtensionType):
+        return f"{type_.extension_name} {type_.__arrow_ext_serialize__().decode(errors='replace')}".rstrip()
+    return str(type_)
 
 
 def _without_view(plain: pa.DataType) -> pa.DataType:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from watersmeet.core.bands import BandForm, Width, common_band_form, width_in_words
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import KeyType, common_key_type
+from watersmeet.core.keys import KeyType, common_key_type, told_type
 from watersmeet.core.many_windows import ManyWindows, Units
 from watersmeet.core.spec import Band, Output, equated
 
@@ -216,7 +216,8 @@ class MultiSpec:
         first, second = (f"{self.names[edge.input(side)]}.{edge.column(side)}" for side in (0, 1))
         if edge.width is None:
             raise SpecError(
-                f"{first} ({types[0]}) cannot be compared with {second} ({types[1]}); cast one of them first"
+                f"{first} ({told_type(types[0])}) cannot be compared with {second} ({told_type(types[1])}); "
+                f"cast one of them first"
             )
         raise SpecError(
             f"{first} ({types[0]}) cannot be within {width_in_words(edge.width)} of {second} ({types[1]}); "

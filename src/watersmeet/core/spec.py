@@ -17,7 +17,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
-from watersmeet.core.keys import common_key_type, type_of_both
+from watersmeet.core.keys import common_key_type, told_type, type_of_both
 from watersmeet.core.kinds import Kind, kind_of
 from watersmeet.core.promises import Promises
 
@@ -229,8 +229,8 @@ class JoinSpec:
             pair = [self._key_field(side, equal.column(side)) for side in (0, 1)]
             if common_key_type(pair[0].type, pair[1].type) is None:
                 raise SpecError(
-                    f"column {equal.left!r} of {self.names[0]} ({pair[0].type}) cannot be compared with column "
-                    f"{equal.right!r} of {self.names[1]} ({pair[1].type}); cast one of them first"
+                    f"column {equal.left!r} of {self.names[0]} ({told_type(pair[0].type)}) cannot be compared with "
+                    f"column {equal.right!r} of {self.names[1]} ({told_type(pair[1].type)}); cast one of them first"
                 )
         if self.band is not None and self.band_form is None:
             fields = [self._key_field(side, self.band.column(side)) for side in (0, 1)]

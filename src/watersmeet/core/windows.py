@@ -36,7 +36,7 @@ from watersmeet.core.arrays import Int64
 from watersmeet.core.bands import common_band_form, nanoseconds, parse_width, tick_nanoseconds, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
-from watersmeet.core.keys import plain_type
+from watersmeet.core.keys import plain_type, told_type
 from watersmeet.core.spec import JoinSpec, equated
 
 Span: TypeAlias = "str | int | timedelta"
@@ -247,8 +247,8 @@ def common_tick(columns: Sequence[tuple[str, pa.DataType]]) -> int | None:
     whole = all(pa.types.is_integer(type_) and type_ != pa.uint64() for type_ in types)
     dated = all(pa.types.is_date(type_) or pa.types.is_timestamp(type_) for type_ in types)
     zero = timedelta() if dated else 0
-    if not whole and not dated or any(common_band_form(types[0], type_, zero) is None for type_ in types):
-        told = [f"{name!r} ({type_})" for name, type_ in columns]
+    if not whole and not dated or any(common_band_form(columns[0][1], type_, zero) is None for _, type_ in columns):
+        told = [f"{name!r} ({told_type(type_)})" for name, type_ in columns]
         raise SpecError(
             f"columns {', '.join(told[:-1])} and {told[-1]} cannot tell the time of a window join; all must be "
             f"integers, or dates and timestamps with or without a zone"

@@ -9,11 +9,13 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from watersmeet.core.bands import common_band_form
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import KeyKind, KeyType, common_key_type
 from watersmeet.core.spec import JoinSpec, parse_on
@@ -336,6 +338,21 @@ def test_extension_types_are_compared_as_their_storage() -> None:
     assert common_key_type(pa.uuid(), pa.uuid()) is not None
     assert common_key_type(pa.uuid(), pa.opaque(pa.binary(16), "thing", "vendor")) is None
     assert common_key_type(pa.json_(), pa.string()) is not None
+
+
+def test_extension_types_of_other_parameters_are_not_compared() -> None:
+    days, months = (
+        pa.Table.from_pandas(pd.DataFrame({"k": [pd.Period("1970-02", unit)], "x": [1]})).select(["k"]) for unit in "DM"
+    )
+    day, month = days.schema.field("k").type, months.schema.field("k").type
+    assert days["k"].type.storage_type == months["k"].type.storage_type == pa.int64()
+    JoinSpec(days.schema, days.schema, parse_on("k"))
+    with pytest.raises(SpecError, match=r'period \{"freq": "D"\}\) cannot be compared with .*period \{"freq": "M"\}'):
+        JoinSpec(days.schema, months.schema, parse_on("k"))
+    assert common_key_type(pa.dictionary(pa.int8(), day), month) is None
+    assert common_key_type(day, pa.int64()) == common_key_type(day, day)
+    assert common_band_form(day, day, 3) is not None
+    assert common_band_form(day, month, 3) is None
 
 
 def test_composite_keys() -> None:
