@@ -126,6 +126,22 @@ _WITHOUT_INFERENCE = (
 )
 
 
+def inferred(values: Sequence[object]) -> pa.Array:
+    """Python values as a column of the type that they have in common.
+
+    PyArrow looks for one of whole numbers no further than int64.
+
+    >>> inferred([1, None]).type, inferred([1, 2**63]).type
+    (DataType(int64), DataType(uint64))
+    """
+    try:
+        return pa.array(values)
+    except OverflowError:
+        if not set(map(type, values)) <= {int, NoneType}:  # a fraction among them would be cut
+            raise
+        return pa.array(values, pa.uint64())
+
+
 def from_values(values: Sequence[object], field: pa.Field) -> pa.Array:
     """Python values as a column of a field's type.
 
@@ -136,7 +152,7 @@ def from_values(values: Sequence[object], field: pa.Field) -> pa.Array:
         if any(test(field.type) for test in _WITHOUT_INFERENCE):
             column = pa.array(values, type=field.type)
         else:
-            column = pa.array(values)
+            column = inferred(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise Mismatch.of_types(field.name, "a value that does not fit", field.type) from error
     check_kinds(values, field)

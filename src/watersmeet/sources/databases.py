@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
 from watersmeet.sources.base import BATCH_ROWS, UNNAMED, BaseSource, first_line
+from watersmeet.sources.conform import inferred
 
 
 def query(
@@ -87,7 +88,8 @@ class CursorSource(BaseSource):
         names = schema.names if schema is not None else [column[0] for column in self._cursor.description]
         columns = [list(column) for column in zip(*rows, strict=True)]
         arrays = [
-            pa.array(column, None if schema is None else schema.field(i).type) for i, column in enumerate(columns)
+            inferred(column) if schema is None else pa.array(column, schema.field(i).type)
+            for i, column in enumerate(columns)
         ]
         return pa.RecordBatch.from_arrays(arrays, names=names) if schema is None else pa.record_batch(arrays, schema)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
 from watersmeet.sources.base import BATCH_ROWS, PASS_A_SCHEMA, UNNAMED, BaseSource
-from watersmeet.sources.conform import Mismatch, from_values
+from watersmeet.sources.conform import Mismatch, from_values, inferred
 from watersmeet.sources.tables import as_table
 
 GROUP_ROWS = 1024
@@ -85,7 +85,7 @@ class IteratorSource(BaseSource):
             if not isinstance(key, str):
                 raise SourceError(f"{self.name}: the column name {key!r} is not a string")
             try:
-                fields.append(pa.field(key, pa.array([value]).type))
+                fields.append(pa.field(key, inferred([value]).type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise SourceError(
                     f"{self.name}: column {key!r} begins with {_short(value)}, which has no Arrow type; {PASS_A_SCHEMA}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from watersmeet.core.errors import SourceError
 from watersmeet.sources.base import BATCH_ROWS, PASS_A_SCHEMA, BaseSource, first_line
-from watersmeet.sources.conform import Mismatch, check_kinds
+from watersmeet.sources.conform import Mismatch, check_kinds, inferred
 
 
 class TableSource(BaseSource):
@@ -124,9 +124,14 @@ def table_of_dicts(rows: Sequence[Mapping[str, object]], name: str) -> pa.Table:
             raise SourceError(f"{name}: the column name {key!r} is not a string")
         try:
             values = list(map(methodcaller("get", key), rows))
-            columns[key] = pa.array(values)
+            columns[key] = inferred(values)
             check_kinds(values, pa.field(key, columns[key].type))
-        except (Mismatch, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except OverflowError as error:
+            raise SourceError(
+                f"{name}: column {key!r} has whole numbers beyond int64 that need another type, such as "
+                f"decimal128(38, 0); {PASS_A_SCHEMA}"
+            ) from error
+        except (Mismatch, pa.ArrowException, TypeError, ValueError) as error:
             raise SourceError(
                 f"{name}: column {key!r} has values of no common type: {first_line(error)}; {PASS_A_SCHEMA}"
             ) from error

@@ -675,12 +675,24 @@ class TestIterators:
     def test_items_of_no_known_kind(self, items: list[object]) -> None:
         assert f"as item {len(items)}" in breaks(iter(items), name="left")
 
+    @pytest.mark.parametrize("values", [[2**63], [None, 1, 2**64 - 1]])
+    def test_whole_numbers_beyond_int64_are_unsigned(self, values: list[int | None]) -> None:
+        schema = pa.schema({"v": pa.uint64()})
+        rows = [{"v": value} for value in values]
+        assert read(rows).schema == schema
+        assert read(rows)["v"].to_pylist() == values
+        assert read(iter(rows), schema=schema)["v"].to_pylist() == values
+        assert read(iter(rows[-1:])).schema == schema
+
     def test_dicts_mixed_with_something_else(self) -> None:
         assert breaks(iter([{"id": 1}, TABLE]), name="left") == "left gives Table as row 2; it began with dicts"
         assert "mixes dicts with int" in breaks([{"id": 1}, 2], name="left")
         assert "not a string" in breaks(iter([{1: 2}]))
         assert "no Arrow type" in breaks(iter([{"v": object()}]))
         assert "no common type" in breaks([{"v": 1}, {"v": "x"}])
+        told = "column 'v' has whole numbers beyond int64 that need another type, such as decimal128(38, 0); pass"
+        for values in ([-1, 2**63], [2**64]):
+            assert told in breaks([{"v": value} for value in values])
         assert "no common type" in breaks([{"v": dt.date(2024, 1, 1)}, {"v": dt.datetime(2024, 1, 1, 5)}])
 
     @pytest.mark.parametrize("kind", ["dicts", "tables"])
