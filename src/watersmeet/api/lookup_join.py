@@ -117,7 +117,7 @@ def lookup_join(
     joined = described(on or [each.conditions for each in targets])
     told = Told("lookup_join", joined, kinds, beside={each.name: each.schema for each in targets})
     try:
-        sources = open_sources([(called, stream)])
+        sources = open_sources([(called, stream)], beside=[(target.name, target.source) for target in targets])
         return Result(*open_run(sources, specify, make, settings, PlacedStores, told=told, choose=chosen))
     except BaseException:
         for target in targets:
@@ -221,7 +221,8 @@ class Target:
 
     def __init__(self, data: object, on: On | None, place: Place, name: str = "relation") -> None:
         self._relation: Relation | None = None
-        self._source: Source | None = None
+        self.source: Source | None = None
+        """Of rows that are no relation yet."""
         self._place = place
         self.name = name
         if isinstance(data, Relation):
@@ -240,8 +241,8 @@ class Target:
                     f"wm.Relation.build"
                 )
             raise SpecError(f"say on=..., the columns to join {told} on: only a wm.Relation knows its own")
-        self._source = as_source(data, usual_name(data, name))
-        self.schema = self._source.schema()
+        self.source = as_source(data, usual_name(data, name))
+        self.schema = self.source.schema()
         self.conditions = self.conditions_for(on)
 
     def conditions_for(self, on: On | None) -> tuple[Equal, ...]:
@@ -257,18 +258,18 @@ class Target:
     def laid_out(self, stores: PlacedStores) -> Relation:
         """The relation; rows that have yet to become one do so in a private directory."""
         if self._relation is None:
-            assert self._source is not None
+            assert self.source is not None
             keys, store = [equal.right for equal in self.conditions], stores.another()
             self._relation = Relation.build(
-                self._source, keys, store.path, partition=self._place.partition, memory=self._place.budget,
+                self.source, keys, store.path, partition=self._place.partition, memory=self._place.budget,
                 segment=max(4096, min(THETA, self._place.budget // 32)), spill=store.path.parent, durable=False,
             )  # fmt: skip
         return self._relation
 
     def close(self) -> None:
         """Let go of a source that was never read."""
-        if self._source is not None:
-            self._source.close()
+        if self.source is not None:
+            self.source.close()
 
 
 def check_lookup(algorithm: str, options: dict[str, Any]) -> None:

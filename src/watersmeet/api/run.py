@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import pyarrow as pa
 
 from watersmeet.api.explanation import Choice, Explanation
-from watersmeet.core.errors import BudgetError, SpecError
+from watersmeet.core.errors import BudgetError, SourceError, SpecError
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
@@ -90,22 +90,44 @@ class Told:
     """What is joined with, and is no input that is read row by row."""
 
 
-def open_sources(inputs: Iterable[tuple[str, object]], table_rows: int | None = None) -> list[Source]:
+def open_sources(
+    inputs: Iterable[tuple[str, object]],
+    table_rows: int | None = None,
+    beside: Iterable[tuple[str, Source | None]] = (),
+) -> list[Source]:
     """Every input as a source, by its name; if one cannot be opened, the others are closed again.
 
     Tables in memory, of which nobody has said otherwise, come in batches of up to `table_rows` rows, if that is given.
+    No two may drain the same iterator, be it among these or `beside` them: each would get some of the rows.
     """
     sources: list[Source] = []
+    drained: dict[int, str] = {}
     try:
+        for name, other in beside:
+            if other is not None:
+                _claim(other, name, drained)
         for name, data in inputs:
             made = as_source(data, name)
             sources.append(made)
+            _claim(made, name, drained)
             if table_rows is not None and made is not data and isinstance(made, BaseSource) and made.stays:
                 made.batch_rows = table_rows
     except BaseException:
         close_all(sources)
         raise
     return sources
+
+
+def _claim(source: Source, name: str, drained: dict[int, str]) -> None:
+    """Note what an input will read up: an iterator, or the source itself; refuse it if another one will."""
+    own = source.drains if isinstance(source, BaseSource) else None
+    rows = source if own is None else own
+    if id(rows) in drained:
+        raise SourceError(
+            f"{drained[id(rows)]} and {name} are one and the same {type(rows).__name__}, whose rows can be read "
+            f"only once; give each of them an iterator of its own, or both a table"
+        )
+    drained[id(rows)] = name
 
 
 def close_all(sources: Iterable[Source]) -> None:

@@ -96,7 +96,7 @@ def shared_lookup_join(
     kinds = ", ".join(f"{name} {kind}" for name, kind in zip(names, settled, strict=True))
     told = Told("shared_lookup_join", described(conditions[0]), kinds, beside={"relation": target.schema})
     try:
-        sources = open_sources(streams.items())
+        sources = open_sources(streams.items(), beside=[(target.name, target.source)])
         run, _, explain = open_run(sources, specify, make, settings, PlacedStores, told=told, choose=chosen)
         return SharedResult(run, names, explain)
     except BaseException:

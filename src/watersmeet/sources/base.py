@@ -78,6 +78,8 @@ class BaseSource(ABC):
         """How many rows it has, where that is known before they are read."""
         self.stays = False
         """Whether its rows are in memory whole before they are read, so that a batch takes none of its own."""
+        self.drains: object = None
+        """What its rows are taken out of, if nothing else can read them again: an iterator, a reader, a cursor."""
         self.waits = True
         """Whether it makes no difference to its rows when they are read."""
 

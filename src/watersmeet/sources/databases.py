@@ -54,7 +54,7 @@ class CursorSource(BaseSource):
         self, cursor: Any, name: str = UNNAMED, schema: pa.Schema | None = None, batch_rows: int = BATCH_ROWS
     ) -> None:
         super().__init__(name, schema, batch_rows)
-        self._cursor = cursor
+        self._cursor = self.drains = cursor
         self._reader: pa.RecordBatchReader | None = None
         self._first: pa.RecordBatch | None = None
 

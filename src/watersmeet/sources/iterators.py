@@ -47,7 +47,7 @@ class IteratorSource(BaseSource):
         super().__init__(name, schema, batch_rows)
         self._at_once = isinstance(items, list | tuple)
         self.waits = self._at_once
-        self._items = iter(items)
+        self._items = self.drains = iter(items)
         self._first: object = _NOT_YET
         self._pump: _Pump | None = None
 

@@ -88,7 +88,7 @@ class MarkedIterator(MarkedSource):
         super().__init__(name, schema, batch_rows)
         self._at_once = isinstance(items, list | tuple)
         self.waits = self._at_once
-        self._source = iter(items)
+        self._source = self.drains = iter(items)
         self._ahead: list[object] = []
 
     @property

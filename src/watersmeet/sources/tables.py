@@ -58,7 +58,7 @@ class ReaderSource(BaseSource):
         self, reader: pa.RecordBatchReader, name: str, schema: pa.Schema | None = None, batch_rows: int = BATCH_ROWS
     ) -> None:
         super().__init__(name, schema, batch_rows)
-        self._reader = reader
+        self._reader = self.drains = reader
 
     def _find_schema(self) -> pa.Schema:
         return self._reader.schema

@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,52 @@ def rows(table: pa.Table) -> list[dict[str, object]]:
 def never() -> Iterator[dict[str, int]]:
     pytest.fail("a row was read")
     yield {}
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+TIMES = pa.table({"k": [1, 2, 1], "ts": [1, 2, 3]})
+ITERATORS: dict[str, Callable[[], object]] = {
+    "generator": lambda: (row for row in TIMES.to_pylist()),
+    "list_iterator": lambda: iter([TIMES, TIMES]),
+    "RecordBatchReader": TIMES.to_reader,
+    "IteratorSource": lambda: wm.source(iter(TIMES.to_pylist())),
+    "TableSource": lambda: wm.source(TIMES),
+}
+TWICE: dict[str, Callable[[object, object], object]] = {
+    "left and right": lambda a, b: wm.join(a, b, "k"),
+    "left and right ": lambda a, b: wm.window_join(a, b, "k", time="ts", window=3),
+    "left and right  ": lambda a, b: wm.asof_join(a, b, time="ts"),
+    "a and c": lambda a, b: wm.multijoin({"a": a, "b": TIMES, "c": b}, on=["a.k = b.k", "b.k = c.k"]),
+    "relation and stream": lambda a, b: wm.lookup_join(a, b, "k"),
+    "r and s": lambda a, b: wm.lookup_join(TIMES, {"r": a, "s": b}, "k"),
+    "relation and t": lambda a, b: wm.shared_lookup_join({"s": TIMES, "t": a}, b, on="k"),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize("names", TWICE)
+def test_what_is_read_once_is_no_two_inputs(names: str, kind: str) -> None:
+    rows = ITERATORS[kind]()
+    with pytest.raises(wm.SourceError) as caught:
+        TWICE[names](rows, rows)
+    told = str(caught.value)
+    assert told.startswith(f"{names.strip()} are one and the same ")
+    assert told.endswith("give each of them an iterator of its own, or both a table")
+    if "Source" not in kind:
+        assert kind in told
+        made = ITERATORS[kind]()
+        with pytest.raises(wm.SourceError, match="one and the same"):
+            TWICE[names](wm.source(made), wm.source(made))
+
+
+@pytest.mark.parametrize("names", TWICE)
+def test_what_can_be_read_again_may_be_two_inputs(names: str, tmp_path: Path) -> None:
+    pq.write_table(TIMES, tmp_path / "t.parquet")
+    for data in (TIMES, TIMES.to_pylist(), [TIMES], TIMES.to_pandas(), str(tmp_path / "t.parquet")):
+        result = TWICE[names](data, data)
+        assert next(iter(result))  # type: ignore[call-overload]
+        result.close()  # type: ignore[attr-defined]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
