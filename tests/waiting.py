@@ -57,8 +57,8 @@ class Clock:
 class Sleepers(threading.Condition):
     """A condition variable that tells which threads sleep on it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, lock: Any = None) -> None:
+        super().__init__(lock)
         self._asleep: set[threading.Thread] = set()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -186,18 +186,22 @@ class _Pump:
 
     def __init__(self, items: Iterator[object], first: object) -> None:
         self._items = items
-        self._rows: list[object] = [first]
+        self._rows: list[object] = [_own(first)]
         self._error: BaseException | None = None
         self._ended = False
         self._stopped = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="watersmeet-rows", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        lock = self._lock  # taken for every row, and sooner by itself than by way of the condition
         try:
-            for row in self._items:
-                with self._changed:
+            for item in self._items:
+                # Before the iterator is asked for more, as it may write into the same dict again.
+                row = item.copy() if type(item) is dict else _own(item)
+                with lock:
                     self._rows.append(row)
                     count = len(self._rows)
                     if count == 1 or count >= GROUP_ROWS:
@@ -240,6 +244,11 @@ class _Pump:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+
+def _own(item: object) -> object:
+    """A row that stays as it is when whoever gave it alters theirs; of the dict, not of what is nested in it."""
+    return dict(item) if isinstance(item, Mapping) else item
 
 
 def _close_items(items: object) -> None:

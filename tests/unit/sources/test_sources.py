@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -674,6 +675,16 @@ class TestIterators:
     @pytest.mark.parametrize("items", [[1], ["x"], [None], [TABLE, {"id": 1}], [[1, 2]]])
     def test_items_of_no_known_kind(self, items: list[object]) -> None:
         assert f"as item {len(items)}" in breaks(iter(items), name="left")
+
+    @pytest.mark.parametrize("kind", [dict, UserDict])
+    def test_an_iterator_may_give_one_dict_again_and_again(self, kind: type) -> None:
+        def reused() -> Iterator[object]:
+            row = kind()
+            for number in range(3000):
+                row["id"] = number
+                yield row
+
+        assert read(reused())["id"].to_pylist() == list(range(3000))
 
     @pytest.mark.parametrize("values", [[2**63], [None, 1, 2**64 - 1]])
     def test_whole_numbers_beyond_int64_are_unsigned(self, values: list[int | None]) -> None:
