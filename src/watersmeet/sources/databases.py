@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -27,11 +28,14 @@ def query(
     of any other DB-API 2.0 driver, or of SQLAlchemy. ADBC hands out typed Arrow batches; other drivers hand out Python
     values, whose types are those of the first rows unless a `schema` says so.
 
+    A join reads each input in a thread of its own. Connections of `sqlite3` refuse that unless they are told:
+
     >>> import sqlite3
-    >>> connection = sqlite3.connect(":memory:")
+    >>> connection = sqlite3.connect(":memory:", check_same_thread=False)
     >>> rows = query(connection, "SELECT 1 AS id, 'cup' AS name UNION ALL SELECT 2, 'pot'")
-    >>> pa.Table.from_batches(rows.batches()).to_pylist()
-    [{'id': 1, 'name': 'cup'}, {'id': 2, 'name': 'pot'}]
+    >>> from watersmeet import join
+    >>> join(rows, pa.table({"id": [2], "sold": [5]}), on="id").table().to_pylist()
+    [{'id': 2, 'name': 'pot', 'sold': 5}]
     """
     called = name or "the query"
     raw = getattr(connection, "connection", connection)  # SQLAlchemy wraps the driver's own connection
@@ -93,12 +97,22 @@ class CursorSource(BaseSource):
         ]
         return pa.RecordBatch.from_arrays(arrays, names=names) if schema is None else pa.record_batch(arrays, schema)
 
+    def _describe(self, error: Exception) -> str:
+        told = first_line(error)
+        if "SQLite objects created in a thread" in told:
+            return (
+                "sqlite3 lets only the thread that made a connection use it, and each input is read in a thread of its "
+                "own; make it with sqlite3.connect(..., check_same_thread=False)"
+            )
+        return told
+
     def close(self) -> None:
         """Close the cursor."""
         super().close()
         cursor, self._cursor = self._cursor, None
         if cursor is not None:
-            cursor.close()
+            with suppress(Exception):  # one that may not be used in this thread: that it could not be read is the news
+                cursor.close()
 
 
 def is_cursor(data: object) -> bool:

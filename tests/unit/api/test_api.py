@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -68,6 +69,21 @@ TWICE: dict[str, Callable[[object, object], object]] = {
     "r and s": lambda a, b: wm.lookup_join(TIMES, {"r": a, "s": b}, "k"),
     "relation and t": lambda a, b: wm.shared_lookup_join({"s": TIMES, "t": a}, b, on="k"),
 }
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_sqlite_is_read_by_other_threads_only_if_it_was_told_to_be(parts: int) -> None:
+    refused, told = sqlite3.connect(":memory:"), sqlite3.connect(":memory:", check_same_thread=False)
+    sql = " union all ".join(f"select {number} as id, {number} as n" for number in (1, 2, 3))
+    with pytest.raises(wm.SourceError) as caught:
+        join(wm.query(refused, sql, name="shop", batch_rows=parts)).table()
+    assert str(caught.value) == (
+        f"shop broke off after {parts} rows: sqlite3 lets only the thread that made a connection use it, and each "
+        f"input is read in a thread of its own; make it with sqlite3.connect(..., check_same_thread=False)"
+    )
+    assert len(join(wm.query(told, sql, batch_rows=parts)).table()) == 3
+    refused.close()
+    told.close()
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
