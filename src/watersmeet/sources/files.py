@@ -43,7 +43,7 @@ class FileSource(BaseSource):
                 raise SourceError(f"{self.name}: {error}" if str(file) != self.name else str(error)) from None
         self._imposed = schema is not None
         self._opened: Opened | None = None
-        self._current = self._files[0]
+        self._model = self._current = self._files[0]
 
     @property
     def files(self) -> list[Path]:
@@ -71,12 +71,20 @@ class FileSource(BaseSource):
         return str(file) if str(file) == self.name else f"{self.name}: {file}"
 
     def _find_schema(self) -> pa.Schema:
-        first = self._open(self._files[0], None)
-        self._opened = first  # kept for `_read`: a file that stands alone is opened once
-        for file in self._files[1:]:
-            if format_of(file).typed:
-                self._open(file, first.schema).close()
-        return first.schema
+        for file in self._files:  # the first that has anything to tell types by
+            model = self._open(file, None)
+            if not model.blank:
+                break
+            model.close()
+        self._model = file
+        if file == self._files[0]:
+            self._opened = model  # kept for `_read`: a file that stands alone is opened once
+        else:
+            model.close()
+        for other in self._files:
+            if other != file and format_of(other).typed:
+                self._open(other, model.schema).close()
+        return model.schema
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         for file in self._files:
@@ -104,7 +112,7 @@ class FileSource(BaseSource):
                     raise Mismatch.of_types(field.name, found, field.type)
         except Mismatch as other:
             opened.close()
-            whose = "the schema asked for" if self._imposed else str(self._files[0])
+            whose = "the schema asked for" if self._imposed else str(self._model)
             raise SourceError(f"{self._called(file)} has other columns than {whose}: {other}") from None
         return opened
 

@@ -33,6 +33,8 @@ class Opened:
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
     close: Callable[[], None]
+    blank: bool = False
+    """It has no row, nor anything else that tells the types of its columns: they are those of nulls."""
 
 
 Opener = Callable[[Path, "pa.Schema | None", int], Opened]
@@ -90,8 +92,12 @@ def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: s
 
     opened = reader({} if schema is None else dict(zip(schema.names, schema.types, strict=True)))
     empty = [field.name for field in opened.schema if schema is None and pa.types.is_null(field.type)]
-    if empty:  # nothing but gaps in the first block: text is the one type that can hold whatever follows
+    if empty:
+        blank = len(empty) == len(opened.schema) and next(opened, None) is None
         opened.close()
+        if blank:
+            return Opened(opened.schema, iter(()), opened.close, blank)
+        # Nothing but gaps in the first block: text is the one type that can hold whatever follows.
         opened = reader(dict.fromkeys(empty, pa.string()))
     return Opened(opened.schema, opened, opened.close)
 

@@ -238,6 +238,31 @@ class TestFiles:
         with join(tmp_path / "a.csv", tmp_path / "b.csv", on="id") as result:
             assert sorted(result.table()["id"].to_pylist()) == ["", "A"]
 
+    @pytest.mark.parametrize("extension", ["csv", "tsv", "csv.gz"])
+    def test_csv_without_rows_joins_with_anything(self, tmp_path: Path, extension: str) -> None:
+        nothing = write(pa.table({"id": pa.nulls(0), "w": pa.nulls(0)}), tmp_path / f"b.{extension}")
+        assert read(nothing).schema == pa.schema({"id": pa.null(), "w": pa.null()})
+        for key in (1, "x", 0.5, dt.date(2026, 1, 1)):
+            with join(pa.table({"id": [key]}), nothing, on="id", how="left") as result:
+                assert result.table().to_pylist() == [{"id": key, "w": None}]
+            with join(nothing, pa.table({"id": [key]}), on="id", how="full") as result:
+                assert result.table()["w"].to_pylist() == [None]
+
+    def test_csv_types_are_those_of_the_first_file_with_rows(self, tmp_path: Path) -> None:
+        for name, text in {"a": "", "b": "", "c": "1,0.5\n", "d": "", "e": "2,3\n"}.items():
+            (tmp_path / f"{name}.csv").write_text("id,v\n" + text)
+        assert read(str(tmp_path / "*.csv")).to_pydict() == {"id": [1, 2], "v": [0.5, 3.0]}
+        assert read(str(tmp_path / "[ab].csv")).schema.types == [pa.null(), pa.null()]
+        (tmp_path / "b.csv").write_text("id,w\n")
+        assert breaks(str(tmp_path / "*.csv")) == (
+            f"{tmp_path}/*.csv: {tmp_path}/b.csv has other columns than {tmp_path}/c.csv: "
+            f"column 'w' is not expected; the columns are id, v"
+        )
+
+    def test_csv_with_nothing_but_gaps_is_text(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("id,v\n" + ",\n" * 200_000 + "late,1\n")
+        assert read(tmp_path / "a.csv").schema.types == [pa.string(), pa.string()]
+
     @pytest.mark.parametrize("word", ["NA", "NULL", "n/a", "#N/A"])
     def test_csv_words_among_numbers_are_text(self, tmp_path: Path, word: str) -> None:
         (tmp_path / "a.csv").write_text(f"id,v\n1,2\n{word},3\n")
