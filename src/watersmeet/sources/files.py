@@ -101,7 +101,7 @@ class FileSource(BaseSource):
         try:
             opened = format_of(file).open(file, expected, self.batch_rows)
         except (OSError, pa.ArrowException, ValueError) as error:
-            reason = explain(first_line(error), file, [] if expected is None else expected.names)
+            reason = explain(first_line(error), file, expected)
             raise SourceError(f"{self._called(file)} cannot be read: {reason}") from error
         if expected is None:
             return opened
@@ -117,8 +117,7 @@ class FileSource(BaseSource):
         return opened
 
     def _describe(self, error: Exception) -> str:
-        names = [] if self._schema is None else self._schema.names
-        reason = explain(first_line(error), self._current, names)
+        reason = explain(first_line(error), self._current, self._schema)
         return reason if str(self._current) == self.name else f"{self._current}: {reason}"
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from watersmeet.core.errors import SourceError
 from watersmeet.sources.base import BATCH_BYTES, pieces
+from watersmeet.sources.whole_numbers import exact_types, texts_of_json, with_types
 
 TEXT_BLOCK = 1 << 18
 """Bytes of CSV or JSON parsed at a time, of which several blocks are read ahead; no row may be longer."""
@@ -99,7 +101,20 @@ def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: s
             return Opened(opened.schema, iter(()), opened.close, blank)
         # Nothing but gaps in the first block: text is the one type that can hold whatever follows.
         opened = reader(dict.fromkeys(empty, pa.string()))
+    if schema is None:
+        exact = exact_types(opened.schema, partial(_first_texts, reader))
+        if exact:
+            opened.close()
+            opened = reader(dict.fromkeys(empty, pa.string()) | exact)
     return Opened(opened.schema, opened, opened.close)
+
+
+def _first_texts(
+    reader: Callable[[Mapping[str, pa.DataType]], pyarrow.csv.CSVStreamingReader], names: list[str]
+) -> pa.RecordBatch:
+    """What some columns have in the first block of a CSV file, as text."""
+    with reader(dict.fromkeys(names, pa.string())) as opened:
+        return opened.read_next_batch()
 
 
 def open_tsv(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened:
@@ -113,9 +128,17 @@ def open_ndjson(path: Path, schema: pa.Schema | None, batch_rows: int) -> Opened
     if schema is None:
         with pyarrow.json.open_json(path, how, memory_pool=pa.system_memory_pool()) as first:
             schema = first.schema
+        schema = with_types(schema, exact_types(schema, lambda names: texts_of_json(_first_lines(path), names)))
     strict = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     opened = pyarrow.json.open_json(path, how, strict, memory_pool=pa.system_memory_pool())
     return Opened(opened.schema, map(_validated, opened), opened.close)
+
+
+def _first_lines(path: Path) -> bytes:
+    """What PyArrow tells the types of a JSON file by."""
+    with pa.input_stream(path) as file:
+        block = file.read(TEXT_BLOCK)
+    return bytes(block if len(block) < TEXT_BLOCK else block[: block.rfind(b"\n") + 1])
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -200,12 +223,13 @@ def format_of(path: Path) -> Format:
     raise SourceError(f"the format of {path} is not known; file names must end in one of {', '.join(FORMATS)}")
 
 
-def explain(reason: str, path: Path, names: list[str]) -> str:
+def explain(reason: str, path: Path, schema: pa.Schema | None) -> str:
     """PyArrow's reason in the reader's words: columns by name, and what can be done.
 
-    >>> explain("In CSV column #0: CSV conversion error to int64: 'x'", Path("a.csv"), ["id"])
+    >>> explain("In CSV column #0: CSV conversion error to int64: 'x'", Path("a.csv"), pa.schema({"id": pa.int64()}))
     "column 'id', CSV conversion error to int64: 'x'; pass the types with wm.source(..., schema=...)"
     """
+    names = [] if schema is None else schema.names
     if "straddl" in reason:
         return "a row is longer than 256 KiB"
     if "Column() changed from object" in reason:
@@ -221,6 +245,10 @@ def explain(reason: str, path: Path, names: list[str]) -> str:
         strange = [name for name in _names_at_start(path) if name not in names]
         field = f"column {strange[0]!r}" if strange else "a field of a later row"
         reason = f"{field} is not expected; the columns are {', '.join(names)}"
+    value = re.match(r"Failed to convert JSON to (.+?)(?:, couldn't parse)?:", reason)
+    if value and schema is not None:  # of which column is left out; its type is said
+        columns = [field.name for field in schema if str(field.type) == value[1]]
+        reason = f"column {' or '.join(map(repr, columns))}, {reason}" if columns else reason
     if csv or json or unexpected or "Failed to convert JSON" in reason:
         reason += "; pass the types with wm.source(..., schema=...)"
     return reason
@@ -230,7 +258,7 @@ def _names_at_start(path: Path) -> list[str]:
     """A text file's own columns, which PyArrow's errors count or leave out; none if even its start cannot be read."""
     try:
         opened = format_of(path).open(path, None, 1)
-    except (OSError, pa.ArrowException, SourceError):
+    except (OSError, pa.ArrowException, SourceError, ValueError):
         return []
     opened.close()
     return list(opened.schema.names)

@@ -8,6 +8,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 from xml.parsers import expat
@@ -21,6 +22,7 @@ from watersmeet.core.promises import ANY, Among, Promises, Punctuation, Range
 from watersmeet.sources.base import BATCH_ROWS, PASS_A_SCHEMA, UNNAMED, BaseSource, expanded
 from watersmeet.sources.conform import from_values
 from watersmeet.sources.tables import as_table
+from watersmeet.sources.whole_numbers import exact_types, texts_of_json, with_types
 
 Item: TypeAlias = "pa.RecordBatch | Punctuation"
 
@@ -156,7 +158,8 @@ class MarkedNdjson(MarkedSource):
             for block in _blocks(file):
                 plain = b"".join(line for line in block.splitlines(keepends=True) if not _MARKED_LINE.match(line))
                 if plain.strip():
-                    return pyarrow.json.read_json(pa.py_buffer(plain)).schema
+                    found = pyarrow.json.read_json(pa.py_buffer(plain)).schema
+                    return with_types(found, exact_types(found, partial(texts_of_json, plain)))
         raise SourceError(f"{self.name} has no rows, so its columns are not known; {PASS_A_SCHEMA}")
 
     def _items(self) -> Iterator[Item]:

@@ -218,6 +218,71 @@ class TestFiles:
         assert "schema=" in told
         assert read(tmp_path / "a.csv", schema=pa.schema({"id": pa.int8(), "v": pa.string()})).num_rows == 100_001
 
+    @pytest.mark.parametrize("extension", ["csv", "tsv", "csv.gz", "ndjson", "jsonl.gz"])
+    @pytest.mark.parametrize(
+        ("values", "type_"),
+        [
+            ([2**64 - 1, None, 2**64 - 2, 7], pa.uint64()),
+            ([1, 2**63], pa.uint64()),
+            ([-(2**63) - 1, 2**64 - 1], pa.decimal128(38, 0)),
+            ([10**38 - 1, None, 3], pa.decimal128(38, 0)),
+            ([2**63 - 1, -(2**63), None], pa.int64()),
+            ([0.5, None, 2.0], pa.float64()),
+        ],
+        ids=str,
+    )
+    def test_whole_numbers_in_text_files_stay_as_they_are(
+        self, tmp_path: Path, extension: str, values: list[int | None], type_: pa.DataType
+    ) -> None:
+        path = tmp_path / f"a.{extension}"
+        if "csv" in extension or extension == "tsv":
+            mark = "\t" if extension == "tsv" else ","
+            lines = ["x", "id", "v"], *([str(at), "" if v is None else str(v), "0.5"] for at, v in enumerate(values))
+            text = "".join(mark.join(line) + "\n" for line in lines)
+        else:
+            text = "".join(json.dumps({"x": at, "id": v, "v": 0.5}) + "\n" for at, v in enumerate(values))
+        path.write_bytes(gzip.compress(text.encode()) if extension.endswith("gz") else text.encode())
+        found = read(path)
+        assert found.schema.types == [pa.int64(), type_, pa.float64()]
+        assert found["id"].to_pylist() == values
+        assert found.num_rows == len(values)
+        if "json" in extension:
+            assert read(path, punctuated=True)["id"].to_pylist() == values
+
+    @pytest.mark.parametrize("extension", ["csv", "ndjson"])
+    @pytest.mark.parametrize(("whole", "other"), [(2**64 - 1, 0.5), (10**38 + 1, 1)])
+    def test_whole_numbers_that_no_type_keeps_are_refused(
+        self, tmp_path: Path, extension: str, whole: int, other: float
+    ) -> None:
+        path = tmp_path / f"a.{extension}"
+        path.write_text(f"id\n{other}\n{whole}\n" if extension == "csv" else f'{{"id": {other}}}\n{{"id": {whole}}}\n')
+        assert breaks(path) == (
+            f"{path} cannot be read: column 'id' has {whole}, which a double would round, and no type holds it beside "
+            f"the other numbers; pass a schema with wm.source(..., schema=...)"
+        )
+        assert read(path, schema=pa.schema({"id": pa.float64()}))["id"].to_pylist() == [other, float(whole)]
+        path.write_text(path.read_text().replace(str(whole), str(10**22)))  # which a double holds
+        assert sorted(map(float, read(path)["id"].to_pylist())) == [other, 1e22]
+
+    @pytest.mark.parametrize("extension", ["csv", "ndjson"])
+    @pytest.mark.parametrize(("first", "late"), [(5, 2**63), (2**63, -5), (2**63, 0.5), (-(2**64), 0.5)])
+    def test_a_whole_number_far_down_that_does_not_fit(
+        self, tmp_path: Path, extension: str, first: int, late: float
+    ) -> None:
+        path = tmp_path / f"a.{extension}"
+        line = "{},x\n" if extension == "csv" else '{{"id": {}, "v": "x"}}\n'
+        head = "id,v\n" if extension == "csv" else ""
+        path.write_text(head + line.format(first) * 100_000 + line.format(late))
+        told = breaks(path, name="left")
+        assert told.startswith("left broke off after ")
+        assert str(path) in told
+        assert "column 'id', " in told
+        assert "pass the types" in told
+
+    def test_whole_numbers_inside_of_nested_values_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "a.ndjson").write_text('{"id": 1, "v": {"w": [18446744073709551615]}}\n')
+        assert "column 'v' has whole numbers beyond int64 in its values; pass a schema" in breaks(tmp_path / "a.ndjson")
+
     def test_csv_gaps_and_newlines(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text('id,empty,text\n1,,"a\nb"\n,,c\n' + "3,,d\n" * 100_000 + "4,late,e\n")
         table = read(tmp_path / "a.csv")
