@@ -79,7 +79,7 @@ def _releasing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: str = ",") -> Opened:
     """Comma-separated text with a header; types come from the first 256 KiB unless they are known already."""
 
-    def reader(types: Mapping[str, pa.DataType]) -> pyarrow.csv.CSVStreamingReader:
+    def reader(types: Mapping[str, pa.DataType], quoted_gaps: bool | None = None) -> pyarrow.csv.CSVStreamingReader:
         return pyarrow.csv.open_csv(
             path,
             pyarrow.csv.ReadOptions(use_threads=False, block_size=TEXT_BLOCK),
@@ -87,12 +87,17 @@ def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: s
             # A gap is NULL in text, too: as '' it would be a value, and rows without a key would meet each other.
             # Nothing else is: PyArrow would take NaN for a missing number, and NA for one among numbers, not texts.
             pyarrow.csv.ConvertOptions(
-                column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+                column_types=dict(types),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=gaps_are_quoted if quoted_gaps is None else quoted_gaps,
             ),
             memory_pool=pa.system_memory_pool(),  # gives memory back at once, where the default one hoards
         )
 
-    opened = reader({} if schema is None else dict(zip(schema.names, schema.types, strict=True)))
+    types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    gaps_are_quoted = _gaps_are_quoted(path, delimiter, partial(reader, types))
+    opened = reader(types)
     empty = [field.name for field in opened.schema if schema is None and pa.types.is_null(field.type)]
     if empty:
         blank = len(empty) == len(opened.schema) and next(opened, None) is None
@@ -107,6 +112,24 @@ def open_csv(path: Path, schema: pa.Schema | None, batch_rows: int, delimiter: s
             opened.close()
             opened = reader(dict.fromkeys(empty, pa.string()) | exact)
     return Opened(opened.schema, opened, opened.close)
+
+
+def _gaps_are_quoted(path: Path, delimiter: str, reader: Callable[[bool], pyarrow.csv.CSVStreamingReader]) -> bool:
+    """Whether `""` stands for a gap in a file's first block: among numbers, dates or the like it has no other meaning.
+
+    PyArrow takes it for the same in all columns of a file.
+    """
+    with pa.input_stream(path) as file:
+        block = bytes(file.read(TEXT_BLOCK))
+    between = rf"[{re.escape(delimiter)}\r\n]".encode()
+    if not re.search(between + rb'""(?:' + between + rb"|$)", block):
+        return False
+    try:
+        with reader(False) as strict, reader(True) as loose:
+            pairs = zip(strict.schema.types, loose.schema.types, strict=True)
+            return any(one != other and not pa.types.is_null(other) for one, other in pairs)
+    except pa.ArrowInvalid:  # the types are given
+        return True
 
 
 def _first_texts(

@@ -297,6 +297,16 @@ class TestFiles:
         found = read(write(table, tmp_path / f"a.{extension}"))
         assert str(found.to_pydict()) == str(table.to_pydict())  # as text, where NaN is what it is
 
+    def test_csv_gaps_may_be_quoted_among_numbers(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text('"id","at","v"\n"1","2026-01-01","x"\n"","",""\n"3","2026-01-03",""\n')
+        found = read(tmp_path / "a.csv")
+        day = dt.date(2026, 1, 1)
+        assert found.to_pydict() == {"id": [1, None, 3], "at": [day, None, day.replace(day=3)], "v": ["x", None, None]}
+        (tmp_path / "b.csv").write_text('id,at,v\n4,2026-01-04,""\n')
+        assert read(str(tmp_path / "*.csv"))["v"].to_pylist() == ["x", None, None, ""]
+        (tmp_path / "c.csv").write_text('text,gaps\n"",\n"",\n')
+        assert read(tmp_path / "c.csv").to_pydict() == {"text": ["", ""], "gaps": [None, None]}
+
     def test_csv_rows_without_a_key_do_not_meet(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text('id,v\nA,1\n,2\n"",3\n')
         (tmp_path / "b.csv").write_text('id,w\nA,1\n,2\n"",3\n')
