@@ -256,15 +256,13 @@ def damage(trial: Trial) -> str:
 def _newest_large_run(state: Path, rng: random.Random) -> tuple[Path, float]:
     """The largest run of what some group holds now, of those that rows are looked up in; all of it is read.
 
-    Of several inputs it is one of an input that is joined on one value: those of others are sorted by each, and the
-    order of look-ups decides which of them is read.
+    Of several inputs it is one of the first, which rows of the second with every id look for.
     """
     group = rng.choice(sorted(state.glob("group-*")))
     manifest = _newest_manifest(group)
-    named = [
-        [name] if isinstance(name, str) else name for runs in manifest["snapshot"]["state"]["runs"] for name, *_ in runs
-    ]
-    names = [name for name, *others in named if not others]
+    inputs = manifest["snapshot"]["state"]["runs"]
+    several = len(inputs) > 2
+    names = [name[0] if several else name for runs in inputs[: 1 if several else 2] for name, *_ in runs]
     return max((group / manifest["files"][name][0] for name in names), key=lambda path: path.stat().st_size), 1.0
 
 
@@ -280,7 +278,9 @@ def _newest_snapshot(state: Path, rng: random.Random) -> tuple[Path, float]:
     if found:
         return max(found, key=lambda path: path.stat().st_size), 1 / 3
     state_of = manifests[group]["snapshot"]["state"]
-    if "runs" in state_of:
+    if len(state_of.get("runs", ())) > 2:  # of several inputs, rows of the others look for those of the first
+        name = state_of["runs"][0][-1][0][0]
+    elif "runs" in state_of:
         name = max((run for runs in state_of["runs"] for run in runs), key=lambda run: run[1])[0]
     else:  # an as-of join looks rows up in runs of its right input
         name = state_of["right"][-1][0]

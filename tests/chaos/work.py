@@ -46,8 +46,8 @@ class Work:
                 self._write(side, ids)
 
     def offer_every_key(self) -> None:
-        """A file for each input that meets everything there is."""
-        for side in self._verb.inputs:
+        """Files of the first two inputs, which are joined on the id, that meet everything there is."""
+        for side in self._verb.inputs[:2]:
             self._write(side, self._rng.permutation(self._verb.keys))
 
     def end(self) -> None:

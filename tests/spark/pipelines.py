@@ -237,5 +237,6 @@ class ManyPipeline(Pipeline):
         own &= np.isin(group - first, grid.copies(number))
         if self.spec.window is not None:
             assert self.spec.window.time is not None
-            own &= rows.column(self.spec.window.time[number]).is_valid().to_numpy(zero_copy_only=False)
+            for name in (self.spec.window.time[number], *self.spec.keys(number)):
+                own &= rows.column(name).is_valid().to_numpy(zero_copy_only=False)
         return rows.filter(pa.array(own))

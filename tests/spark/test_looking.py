@@ -32,6 +32,7 @@ from watersmeet.spark.rebalance.master_task import RoutingFiles
 from watersmeet.spark.rebalance.reorganizing import GroupLoad, SlotLoad
 from watersmeet.spark.rebalance.routing import Home, HotKey, Routing
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
+from watersmeet.spark.state.lineage import token
 from watersmeet.spark.state.open_runs import OpenRuns
 from watersmeet.spark.state.watermarks import Marks
 from watersmeet.spark.task import figures as task_figures
@@ -241,6 +242,14 @@ class TestTimes:
         assert StateView(tmp_path).reached(1) == (10e-6, 10e-6)
         again.tell(3, (NEVER, 20))
         assert StateView(tmp_path).reached(1) == (10e-6, 20e-6)
+
+    def test_what_another_task_is_writing_stays(self, tmp_path: Path) -> None:
+        self.begin(tmp_path, 0).tell(0, (10, 10))
+        again = self.begin(tmp_path, 1, "run-2")  # what was known then is called by the run that finished batch 0
+        hidden = tmp_path / "marks" / f".known-1-{token('run-1')}.0123456789ab"
+        hidden.touch()
+        again.before()
+        assert hidden.exists() and hidden.with_name(f"known-1-{token('run-1')}").exists()
 
     def test_a_task_of_an_earlier_run_leaves_those_of_a_later_one(self, tmp_path: Path) -> None:
         self.begin(tmp_path, 0).tell(0, (10, 10))

@@ -157,7 +157,10 @@ def is_sparks_multi(spec: MultiSpec) -> bool:
 
 
 def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
-    """What the oracle gives if rows come as the docs tell: of each batch first what is late, input by input."""
+    """What the oracle gives if rows come as the docs tell: of each batch first what is late, input by input.
+
+    Rows without all that their input is joined on never reach a task: they tell no time.
+    """
     assert spec.window is not None and spec.window.time is not None
     inputs, lateness = range(len(spec.names)), _units(spec.window.lateness)
     newest: list[int | None] = [None for _ in inputs]
@@ -168,7 +171,9 @@ def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) ->
         late_rows, rest = [], []
         for number in inputs:
             times = comparable_values(tables[number].column(spec.window.time[number]), finest)
-            known = sorted((i for i, time in enumerate(times) if time is not None), key=lambda i: times[i])
+            keys = [tables[number].column(name) for name in spec.keys(number)]
+            known = [i for i, time in enumerate(times) if time is not None and all(key[i].is_valid for key in keys)]
+            known.sort(key=lambda i: times[i])
             pieces[number].append(tables[number].take(pa.array(known, pa.int64())))
             mark = newest[number]
             late = 0 if mark is None else sum(times[i] < mark - lateness for i in known)

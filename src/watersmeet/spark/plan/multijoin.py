@@ -133,7 +133,7 @@ def multijoin(
         )  # fmt: skip
     else:
         ticks = signs if streaming else ()
-        tagging = plan.tagging(grid, wakes=streaming, ticks=ticks, needed=plan.times(windows))
+        tagging = plan.tagging(grid, wakes=streaming, ticks=ticks, needed=plan.needed(windows))
         Shares.check(plan.memory, plan.factory.least_memory())
         task = WindowTask(
             plan.factory, tagging.layout, plan.memory, groups, plan.state, retained_batches(frames[0]), None,
@@ -168,10 +168,16 @@ class _Plan:
         preserved = tuple(number == spec.preserved for number in range(len(spec.names)))
         return Tagging(self.schemas, keys, grid.groups, preserved=preserved, grid=grid, **told)
 
-    def times(self, windows: ManyWindows) -> tuple[list[int], ...]:
-        """The column of each input that tells the time."""
+    def needed(self, windows: ManyWindows) -> tuple[list[int], ...]:
+        """The columns of each input without which a row is in no result: its time, and all that it is joined on.
+
+        Such rows are left out before they are sent, so that which rows tell the time does not depend on the grid.
+        """
         assert windows.time is not None
-        return tuple([schema.names.index(name)] for schema, name in zip(self.schemas, windows.time, strict=True))
+        names = ([time, *self.factory.spec.keys(number)] for number, time in enumerate(windows.time))
+        return tuple(
+            [schema.names.index(name) for name in own] for schema, own in zip(self.schemas, names, strict=True)
+        )
 
     @property
     def results(self) -> st.StructType:

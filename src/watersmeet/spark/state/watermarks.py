@@ -64,12 +64,13 @@ class Marks:
     def _clean(self, names: Sequence[str], base: int) -> None:
         """Drop marks that have been added up, sums that nobody can go back to, and what is void.
 
-        What a run has left that this task has never heard of stays: it may be a later one.
+        What a run has left that this task has never heard of stays: it may be a later one. What is being written, under
+        a hidden name, stays for as long as what it is to become.
         """
         oldest, known = min(base, self._batch.number - self._retain), self._lineage.tokens
         for name in names:
-            batch = batch_of(name)
-            needed = batch >= (oldest if name.startswith(_KNOWN) else base) and _is_valid(name, self._lineage)
+            batch, shown = batch_of(name), name.removeprefix(".")
+            needed = batch >= (oldest if shown.startswith(_KNOWN) else base) and _is_valid(shown, self._lineage)
             if not needed and batch >= 0 and token_of(name) in known:
                 remove(self._path / name)
 
