@@ -46,9 +46,13 @@ class Work:
                 self._write(side, ids)
 
     def offer_every_key(self) -> None:
-        """Files of the first two inputs, which are joined on the id, that meet everything there is."""
-        for side in self._verb.inputs[:2]:
-            self._write(side, self._rng.permutation(self._verb.keys))
+        """Files that meet everything: of the first two inputs, which are joined on the id; of others, a few rows.
+
+        A third input is joined on the time, which many rows share.
+        """
+        for number, side in enumerate(self._verb.inputs):
+            keys = self._verb.keys
+            self._write(side, self._rng.permutation(keys) if number < 2 else self._rng.integers(0, keys, 250))
 
     def end(self) -> None:
         """Say that no row will follow, for a join that waits to be told."""
