@@ -197,6 +197,19 @@ def told_type(type_: pa.DataType) -> str:
     return str(type_)
 
 
+def way_out(left: pa.DataType, right: pa.DataType) -> str:
+    """What to do about keys that cannot be compared.
+
+    >>> way_out(pa.int64(), pa.string())
+    'cast one of them first'
+    >>> way_out(pa.list_(pa.int64()), pa.list_(pa.int64()))
+    'lists, structs and maps are no keys: join on values inside of them, in columns of their own'
+    """
+    if types.is_nested(plain_type(left)[0]) or types.is_nested(plain_type(right)[0]):
+        return "lists, structs and maps are no keys: join on values inside of them, in columns of their own"
+    return "cast one of them first"
+
+
 def _without_view(plain: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(plain, plain)
 

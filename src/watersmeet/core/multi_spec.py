@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from watersmeet.core.bands import BandForm, Width, common_band_form, width_in_words
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import KeyType, common_key_type, told_type
+from watersmeet.core.keys import KeyType, common_key_type, told_type, way_out
 from watersmeet.core.many_windows import ManyWindows, Units
 from watersmeet.core.spec import Band, Output, equated
 
@@ -217,7 +217,7 @@ class MultiSpec:
         if edge.width is None:
             raise SpecError(
                 f"{first} ({told_type(types[0])}) cannot be compared with {second} ({told_type(types[1])}); "
-                f"cast one of them first"
+                f"{way_out(types[0], types[1])}"
             )
         raise SpecError(
             f"{first} ({types[0]}) cannot be within {width_in_words(edge.width)} of {second} ({types[1]}); "

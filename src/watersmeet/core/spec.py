@@ -17,7 +17,7 @@ import pyarrow as pa
 from watersmeet.core.bands import BandForm, NearForm, Width, common_band_form, common_near_form, width_in_words
 from watersmeet.core.errors import SpecError
 from watersmeet.core.given import plain_number
-from watersmeet.core.keys import common_key_type, told_type, type_of_both
+from watersmeet.core.keys import common_key_type, told_type, type_of_both, way_out
 from watersmeet.core.kinds import Kind, kind_of
 from watersmeet.core.promises import Promises
 
@@ -230,7 +230,8 @@ class JoinSpec:
             if common_key_type(pair[0].type, pair[1].type) is None:
                 raise SpecError(
                     f"column {equal.left!r} of {self.names[0]} ({told_type(pair[0].type)}) cannot be compared with "
-                    f"column {equal.right!r} of {self.names[1]} ({told_type(pair[1].type)}); cast one of them first"
+                    f"column {equal.right!r} of {self.names[1]} ({told_type(pair[1].type)}); "
+                    f"{way_out(pair[0].type, pair[1].type)}"
                 )
         if self.band is not None and self.band_form is None:
             fields = [self._key_field(side, self.band.column(side)) for side in (0, 1)]

@@ -102,7 +102,8 @@ def test_types_that_cannot_be_compared_are_refused_with_both_named(left: pa.Data
     with pytest.raises(SpecError, match=r"cannot be compared with column 'k' of b\.csv") as refusal:
         spec("id = k", left=pa.schema({"id": left}), right=pa.schema({"k": right}), names=("a.csv", "b.csv"))
     assert f"column 'id' of a.csv ({left})" in str(refusal.value)
-    assert f"({right}); cast one of them first" in str(refusal.value)
+    todo = "lists, structs and maps are no keys" if pa.types.is_nested(left) else "cast one of them first"
+    assert f"({right}); {todo}" in str(refusal.value)
 
 
 def test_every_condition_is_checked_not_only_the_first() -> None:
