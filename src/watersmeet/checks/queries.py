@@ -272,7 +272,13 @@ def _atom(rng: Rng) -> tuple[str, Passes]:
 
 
 def _compared(sign: str, one: Any, other: Any) -> bool | None:
-    return None if one is None or other is None else _MEANINGS[sign](one, other)
+    return None if one is None or other is None else _MEANINGS[sign](_placed(one), _placed(other))
+
+
+def _placed(value: Any) -> tuple[bool, Any]:
+    """A value by its place among others: NaN equals itself, and is above all numbers."""
+    is_nan = value != value
+    return is_nan, None if is_nan else value
 
 
 def _written(value: Any) -> str:
