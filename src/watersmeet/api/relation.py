@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
 from watersmeet.core import html
+from watersmeet.core.closing import Closing
 from watersmeet.core.errors import RelationError, SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.memory import parse_memory
@@ -24,7 +24,7 @@ from watersmeet.spill.pins import FilePins
 from watersmeet.spill.private import make_private
 
 
-class Relation(StoredRelation):
+class Relation(StoredRelation, Closing):
     """A table on disk, cut by key into segments, that streams are joined with: see `wm.lookup_join`.
 
     Changes are atomic: a reader, in this process or another, sees all of one or nothing, and goes on with the version
@@ -149,14 +149,6 @@ class Relation(StoredRelation):
 
     def close(self) -> None:
         """Nothing has to be closed; for symmetry, and for `with`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         version = self.latest

@@ -6,13 +6,13 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
 from watersmeet.api import sinks
 from watersmeet.api.explanation import Explanation
+from watersmeet.core.closing import Closing
 from watersmeet.core.errors import WatersmeetError
 from watersmeet.core.promises import Punctuation
 from watersmeet.drivers.drawing import drawn
@@ -21,7 +21,7 @@ from watersmeet.drivers.live import LiveRun
 from watersmeet.drivers.progress import Progress
 
 
-class Result:
+class Result(Closing):
     """The pairs of a join, as they are found: an iterable of `pyarrow.RecordBatch` that can be read once.
 
     Reading starts the join. Leaving the loop, an error, `close` or the end of a `with` block stops it: threads end,
@@ -154,14 +154,6 @@ class Result:
         if batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
             batches.close()
         self._run.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Result: {self.progress}>"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,6 +13,7 @@ from watersmeet.api.explanation import Choice, Explanation
 from watersmeet.api.explanation import conditions as described
 from watersmeet.api.lookup_join import SUFFIXES, Place, PlacedStores, Target, by_name, check_lookup
 from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources
+from watersmeet.core.closing import Closing
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, settle_how
 from watersmeet.core.many_lookups import SharedSpec
@@ -104,7 +104,7 @@ def shared_lookup_join(
         raise
 
 
-class SharedResult:
+class SharedResult(Closing):
     """The results of several streams, as they are found: an iterable of stream names and batches, to be read once.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})
@@ -155,14 +155,6 @@ class SharedResult:
     def close(self) -> None:
         """Stop the join and let go of everything; harmless when it is over."""
         self._run.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<SharedResult: {self.progress}>"

@@ -190,7 +190,7 @@ def _make_case(
     spec = JoinSpec(schemas[0], schemas[1], on, output=output, suffixes=suffixes)
     spec = _of_some_kind(seed, spec, kinds)
     least = int(operator_class.least_memory(spec, **options))
-    memory = _memory(rng, least)
+    memory = random_memory(rng, least)
     parts = int(options.get("shards", 1))
     target = min(_MOST_BYTES, int(memory * rng.choice([0.3, 1.5, 2.5, 4.0, 8.0], p=[0.06, 0.2, 0.34, 0.3, 0.1])))
     width = min(target // max(1, sum(n for n, kind in zip(rows, wide, strict=True) if kind)), memory // parts // 32)
@@ -326,7 +326,7 @@ def _has_no_null(column: pa.Array) -> bool:
     return column.null_count == 0 and not pa.types.is_run_end_encoded(column.type) and not pa.types.is_null(column.type)
 
 
-def _memory(rng: Rng, least: int) -> int:
+def random_memory(rng: Rng, least: int) -> int:
     """Mostly the least there may be, or little more; now and then plenty."""
     match int(rng.choice(4, p=[0.5, 0.27, 0.15, 0.08])):
         case 0:

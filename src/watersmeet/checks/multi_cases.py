@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.checks.bands import random_band
-from watersmeet.checks.cases import PLENTY, Move, moves_of, random_fuel
+from watersmeet.checks.cases import Move, moves_of, random_fuel, random_memory
 from watersmeet.checks.keys import KeyColumns, random_key
 from watersmeet.checks.oracle.nested_loops import reference_combinations
 from watersmeet.checks.payload import WIDE_TYPES, random_payload, wide_column
@@ -121,7 +121,7 @@ def _make_case(seed: int, operator_class: type[Any], preserving: bool, options: 
     if preserving:
         spec = replace(spec, preserved=int(np.random.default_rng([seed, 0x41D5]).integers(inputs)))
     least = int(operator_class.least_memory(spec, **options))
-    memory = _memory(rng, least)
+    memory = random_memory(rng, least)
     results = len(
         reference_combinations([_cut(each, n) for each, n in zip(columns, rows, strict=True)], _bare(on, columns))
     )
@@ -226,16 +226,3 @@ def _schema(number: int, keys: pa.Table, payload: list[pa.Array], wide: pa.DataT
     if wide is not None:
         fields.append(pa.field(f"wide_{_name(number)}", wide))
     return pa.schema(fields)
-
-
-def _memory(rng: Rng, least: int) -> int:
-    """Mostly the least there may be, or little more; now and then plenty."""
-    match int(rng.choice(4, p=[0.5, 0.27, 0.15, 0.08])):
-        case 0:
-            return least
-        case 1:
-            return least + int(rng.integers(1, max(2, least // 8)))
-        case 2:
-            return least + int(rng.integers(0, 2 * least))
-        case _:
-            return least + PLENTY

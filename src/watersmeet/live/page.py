@@ -7,10 +7,10 @@ import re
 import socket
 import threading
 import weakref
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
+from watersmeet.core.closing import Closing
 from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.drivers.history import History
 from watersmeet.live.board import Board, ShownRun
@@ -20,7 +20,7 @@ PATIENCE = 3.0
 """Seconds for browsers to hear the end."""
 
 
-class Page:
+class Page(Closing):
     """A page of joins, from now until it is closed: `page=` of every verb takes one, so that several can share it.
 
     ::
@@ -90,14 +90,6 @@ class Page:
     def close(self) -> None:
         """Tell browsers what they do not know yet, stop listening, end the thread; harmless when it has ended."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Page: {self.address}>"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import threading
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.core.closing import Closing
 from watersmeet.core.errors import ProtocolError, SegmentError, SpillError
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
@@ -101,7 +101,7 @@ class Descriptor:
             Descriptor.open_now -= 1
 
 
-class Counted:
+class Counted(Closing):
     """The counts every real store keeps, and its use as a context manager."""
 
     def __init__(self) -> None:
@@ -134,14 +134,6 @@ class Counted:
     def close(self) -> None:
         """Remove everything that is private to this store."""
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_name(name: str) -> None:
