@@ -79,6 +79,11 @@ def fails_somewhere(operator_class: type[Any] = MJoin, words: str = "") -> bool:
     return False
 
 
+def test_blocks_of_wide_rows_leave_memory_for_rows() -> None:
+    summary = run_case(Miner, make_multi_case(900496, Miner))
+    assert summary.spilled and summary.results == 18, "what remembers the blocks left no memory for a row before"
+
+
 @pytest.mark.parametrize("operator_class", [Miner, MJoin], ids=lambda each: each.name)
 def test_without_the_rule_of_common_ticks_results_repeat(
     operator_class: type[Any], monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,8 @@ _BLOCKS_OF_AN_INPUT = 4
 """A disk block holds about this part of an input's share of the memory: each flush moves the rows that stay."""
 _LEAST_BLOCK = 3 * 1024
 """Fewer bytes of rows are not worth a block of their own."""
+_BLOCK_TO_CATALOGUE = 4
+"""So many times as large as the catalogue of all blocks a block is at least."""
 _BLOCKS_OF_OUTER = 1
 _SLACK = 24
 """This part of the memory is left to restores: rows that are put together anew may take a little more than before."""
@@ -210,8 +212,10 @@ class Miner(MultiwayJoin):
         self.order.flushed(sizes)
 
     def _rows_to_flush(self, table: ManySorted) -> int:
-        """About a block; where little memory is left beside the catalogue of all blocks, they must be larger."""
-        size = max(self._block_bytes, _LEAST_BLOCK, self.catalogue.held)
+        """About a block; the more memory the catalogue of all blocks takes, the larger they must be: it then grows by
+        the logarithm of what is spilled, as long as there is memory for rows that fill such a block.
+        """
+        size = max(self._block_bytes, _LEAST_BLOCK, _BLOCK_TO_CATALOGUE * self.catalogue.held)
         return max(1, -(-table.rows * size // max(1, table.nbytes)))
 
     def _spill(self, number: int, rows: Int32, count: int) -> None:
