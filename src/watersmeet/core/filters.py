@@ -24,8 +24,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.bands import tick_nanoseconds
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import plain_type
+from watersmeet.core.keys import common_key_type, plain_type, type_of_both
 
 Value: TypeAlias = "int | float | str | bool"
 
@@ -392,6 +393,7 @@ def _compared(operator: str, left: Any, right: Any) -> Any:
     Arrow compares floats as IEEE 754 has it, where NaN is in no order with anything. So of floats only what NaN cannot
     spoil is asked of Arrow, equality and the strict orders, and the other three are what those leave.
     """
+    left, right = _in_one_type(left, right)
     if not (pa.types.is_floating(left.type) or pa.types.is_floating(right.type)):
         return COMPARISONS[operator](left, right)
     if operator in _OPPOSITE:
@@ -401,6 +403,37 @@ def _compared(operator: str, left: Any, right: Any) -> Any:
         return pc.or_(found, pc.and_(_is_nan(left), _is_nan(right)))
     above, below = (left, right) if operator == ">" else (right, left)
     return pc.or_(found, pc.and_not(_is_nan(above), _is_nan(below)))
+
+
+def _in_one_type(left: Any, right: Any) -> tuple[Any, Any]:
+    """Values of two types in one that has room for both, where there is one.
+
+    Arrow would take the type of one of them, and fail on the first value that it has no room for.
+
+    >>> [each.type for each in _in_one_type(pa.array([1]), pa.array([0.5], pa.float32()))]
+    [DataType(double), DataType(double)]
+    """
+    types = left.type, right.type
+    if all(map(pa.types.is_temporal, types)):
+        differ = types[0] != types[1] and common_key_type(*types) is not None
+        return (_ticks(left), _ticks(right)) if differ else (left, right)
+    if pa.types.is_float16(types[0]) or pa.types.is_float16(types[1]):
+        types = tuple(pa.float32() if pa.types.is_float16(each) else each for each in types)
+    both = type_of_both(*types)
+    if both is None or pa.types.is_nested(both):
+        return left, right
+    if types[0] != types[1] and pa.types.is_floating(both):
+        both = pa.float64()
+    # An integer beside a float is the nearest double, as in SQL, though it may be rounded.
+    left, right = (each if each.type == both else each.cast(both, safe=False) for each in (left, right))
+    return left, right
+
+
+def _ticks(times: Any) -> Any:
+    """Times as whole nanoseconds, of which 64 bits have too few."""
+    words = pa.int32() if times.type.bit_width == 32 else pa.int64()
+    values = times.cast(words) if isinstance(times, pa.Scalar) else times.view(words)
+    return pc.multiply(values.cast(pa.decimal128(19)), pa.scalar(Decimal(tick_nanoseconds(times.type))))
 
 
 def _is_nan(values: Any) -> Any:
