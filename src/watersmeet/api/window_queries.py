@@ -25,6 +25,7 @@ from watersmeet.core.spec import On, parse_on
 from watersmeet.core.windows import Age, Span, parse_windows
 from watersmeet.drivers.live import WAIT, LiveOperator, queue_bytes
 from watersmeet.drivers.progress import Progress
+from watersmeet.records.types import taken
 
 if TYPE_CHECKING:
     from watersmeet.spill import FileStore
@@ -238,7 +239,8 @@ class QueriesResult(Result):
             found = batch.drop_columns([TAGS])
             for place, name in enumerate(names.dictionary.to_pylist()):
                 some = order[ends[place - 1] if place else 0 : ends[place]]
-                yield name, found.take(rows.take(pa.array(some)))
+                mine = rows.take(pa.array(some))
+                yield name, pa.record_batch([taken(each, mine) for each in found.columns], schema=found.schema)
 
     def tables(self) -> dict[str, pa.Table]:
         """All results of each query that has any, by its name."""

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from watersmeet.core.bands import tick_nanoseconds
 from watersmeet.core.errors import SpecError
-from watersmeet.core.keys import common_key_type, plain_type, type_of_both
+from watersmeet.core.keys import common_key_type, plain_type, type_of_both, without_view
 
 Value: TypeAlias = "int | float | str | bool"
 
@@ -285,7 +285,7 @@ def _type_of(column: str, schema: pa.Schema, what: str, name: str) -> pa.DataTyp
     if len(found) != 1:
         often = "which is not in" if not found else f"which is {len(found)} times in"
         raise SpecError(f"{what} asks for column {column!r}, {often} {name}; it has {', '.join(schema.names)}")
-    return plain_type(schema.field(found[0]).type)[0]
+    return _compared_as(schema.field(found[0]).type)
 
 
 def _try(operator: str, left: Any, right: Any, otherwise: str) -> None:
@@ -442,5 +442,10 @@ def _is_nan(values: Any) -> Any:
 
 def plain(column: pa.Array) -> pa.Array:
     """A column's values, without a dictionary."""
-    type_ = plain_type(column.type)[0]
+    type_ = _compared_as(column.type)
     return column if column.type == type_ else column.cast(type_)
+
+
+def _compared_as(type_: pa.DataType) -> pa.DataType:
+    """The type that a column's values are compared in: not encoded, and no view."""
+    return without_view(plain_type(type_)[0])

@@ -124,7 +124,7 @@ def type_of_both(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         values = type_of_both(left.value_type, right.value_type)
         index = max(left.index_type, right.index_type, key=lambda each: each.bit_width)
         return None if values is None else pa.dictionary(index, values, left.ordered and right.ordered)
-    plain = _without_view(plain_type(left)[0]), _without_view(plain_type(right)[0])
+    plain = without_view(plain_type(left)[0]), without_view(plain_type(right)[0])
     if plain != (left, right):
         return type_of_both(*plain)
     if _is_number(left) and _is_number(right):
@@ -210,7 +210,8 @@ def way_out(left: pa.DataType, right: pa.DataType) -> str:
     return "cast one of them first"
 
 
-def _without_view(plain: pa.DataType) -> pa.DataType:
+def without_view(plain: pa.DataType) -> pa.DataType:
+    """Text or bytes of another layout for text or bytes that are views, of which Arrow knows less."""
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(plain, plain)
 
 

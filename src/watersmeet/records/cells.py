@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.arrays import Bool, Int32, Int64, Uint64
-from watersmeet.core.filters import Atom, Both, Column, Compare, Filter, atoms, holds, plain, values_of
-from watersmeet.core.keys import plain_type
+from watersmeet.core.filters import Atom, Both, Column, Compare, Filter, atoms, holds, values_of
 from watersmeet.kernels.bitsets import digest, find_codes, intersect, put_codes
+from watersmeet.records.types import stored_type, to_stored
 
 _MOST = 1 << 62
 _WORD = 64
@@ -49,7 +50,7 @@ class Cells:
 
     def __init__(self, schema: pa.Schema, conditions: Sequence[Filter], most: int) -> None:
         """`most` cells are remembered with their classes."""
-        types = {field.name: plain_type(field.type)[0] for field in schema}
+        types = {field.name: stored_type(field.type) for field in schema}
         by_column: dict[str, list[Atom]] = {}
         apart: dict[Atom, None] = {}
         for atom in (atom for condition in conditions for atom in atoms(condition)):
@@ -73,10 +74,14 @@ class Cells:
         self._tables = [column.table(asked[column.name], len(conditions)) for column in self._columns]
         self._everything = _packed(np.ones((1, len(conditions)), np.bool_))
         self._asked = sorted({name for _, mixed in self._mixed for atom in atoms(mixed) for name in _columns(atom)})
+        self._compared = sorted({name for atom in (*apart, *chain(*by_column.values())) for name in _columns(atom)})
         self._codes = Codes(most)
 
     def classes(self, batch: pa.RecordBatch, make: Callable[[Uint64], Int32]) -> Int32:
         """The class of each row; `make` gives those of sets of conditions that rows pass, a bit for each."""
+        count = batch.num_rows
+        # Of views, runs and dictionaries Arrow can neither compare nor take all.
+        batch = pa.record_batch({name: to_stored(batch.column(name)) for name in self._compared})
         places = [axis.places(batch) for axis in self._axes]
 
         def made(_: Int64, rows: Int64) -> Int32:
@@ -84,10 +89,10 @@ class Cells:
             found: Int32 = make(sets)[which]
             return found
 
-        keys, cells = np.zeros(batch.num_rows, np.int64), 1
+        keys, cells = np.zeros(count, np.int64), 1
         for axis, of_axis in zip(self._axes, places, strict=True):
             if cells * axis.size >= _MOST:  # more than words can number: each row is asked for itself
-                return made(keys, np.arange(batch.num_rows))
+                return made(keys, np.arange(count))
             keys = keys * axis.size + of_axis
             cells *= axis.size
         return self._codes.of(keys, made)
@@ -249,7 +254,7 @@ class _Searched(_Divided):
         return column.cast(self._type) if pa.types.is_boolean(self._type) else column.view(self._type)
 
     def places(self, batch: pa.RecordBatch) -> Int64:
-        column = plain(batch.column(self.name))
+        column = batch.column(self.name)
         words, values = _words(column), self._values
         found = np.searchsorted(values, words)
         cells: Int64 = 2 * found.astype(np.int64)
@@ -276,7 +281,7 @@ class _Named(_Divided):
         return pa.array([*names, "".join([*names, "x"]), None], self._values.type)
 
     def places(self, batch: pa.RecordBatch) -> Int64:
-        column = plain(batch.column(self.name))
+        column = batch.column(self.name)
         found = pc.index_in(column, value_set=self._values)
         cells: Int64 = pc.fill_null(found, len(self._values)).to_numpy(zero_copy_only=False).astype(np.int64)
         if column.null_count:

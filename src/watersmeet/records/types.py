@@ -84,6 +84,14 @@ def _picked(values: pa.Array, places: pa.Array) -> pa.Array:
     return values.take(places) if len(values) else pa.nulls(len(places), values.type)
 
 
+def taken(array: pa.Array, places: pa.Array) -> pa.Array:
+    """The values at some places, in the array's own type, whatever that is."""
+    try:
+        return array.take(places)
+    except pa.ArrowNotImplementedError:  # of views and runs, and of what has them inside
+        return from_stored(to_stored(array).take(places), array.type)
+
+
 def from_stored(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """The same values in the form of `type_`; OverflowError if a dictionary's index type cannot number them."""
     if array.type == type_:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import watersmeet as wm
@@ -66,3 +67,26 @@ def test_a_query_that_compares_columns_of_two_types_takes_any_value() -> None:
         offers, offers, on="id", time="ts", queries=[wm.WindowQuery("below", 5, left="bid < ask")], memory="8 MiB"
     )
     assert result.table()["id"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("kind", ["string_view", "runs", "dictionary of views", "views in structs", "views in lists"])
+def test_queries_filter_and_divide_columns_of_any_encoding(kind: str) -> None:
+    """Arrow takes no rows of views and runs, and compares no views with a list."""
+    texts: list[str | None] = ["a", "a", "b", None]
+    views = pa.array(texts, pa.string_view())
+    column, condition, expected = {
+        "string_view": (views, "v in ('b', 'c') or v > 'b' or v = v and k = 1", [1, 3]),
+        "runs": (pc.run_end_encode(pa.array(texts)), "v = 'b' or v < 'aa' and not v = k2", [1, 2, 3]),
+        "dictionary of views": (pa.DictionaryArray.from_arrays([0, 0, 1, None], views[1:3]), "v != 'a'", [3]),
+        "views in structs": (pa.StructArray.from_arrays([views], ["text"]), "v is not null and k < 3", [1, 2]),
+        "views in lists": (pa.array([[text] for text in texts], pa.list_(pa.string_view())), "k > 3", [4]),
+    }[kind]
+    rows = pa.table({"k": [1, 2, 3, 4], "k2": ["c"] * 4, "ts": [0, 0, 0, 0], "v": column})
+    result = wm.window_queries(
+        rows, rows, on="k", time="ts", queries=[wm.WindowQuery("some", 5, left=condition)], memory="8 MiB"
+    )
+    found = result.tables()["some"]
+    assert sorted(found["k"].to_pylist()) == expected
+    assert found["v"].type == column.type
+    values = column.to_pylist()
+    assert [row["v"] for row in found.to_pylist()] == [values[k - 1] for k in found["k"].to_pylist()]
