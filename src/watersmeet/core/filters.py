@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from watersmeet.core.bands import tick_nanoseconds
 from watersmeet.core.errors import SpecError
 from watersmeet.core.keys import common_key_type, plain_type, type_of_both, without_view
 
-Value: TypeAlias = "int | float | str | bool"
+Value: TypeAlias = "int | float | Decimal | str | bool"
 
 COMPARISONS = {
     "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
@@ -230,7 +231,7 @@ class _Parser:
     def _operand(self) -> Value | Column:
         kind, found = self._next("a value or a column")
         if kind == "number":
-            return int(found) if re.fullmatch(r"-?\d+", found) else float(found)
+            return _number(found)
         if kind == "text":
             return found.replace("''", "'")
         if kind in ("word", "quoted"):
@@ -246,6 +247,14 @@ class _Parser:
             raise SpecError(f"{self._told} breaks off; {wanted} should follow")
         self._at += 1
         return self._tokens[self._at - 1]
+
+
+def _number(text: str) -> int | float | Decimal:
+    """A number from words; one that a double would round as the decimal that it is."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    rounded = float(text)
+    return rounded if "e" in text.lower() or Decimal(repr(rounded)) == Decimal(text) else Decimal(text)
 
 
 def atoms(condition: Filter) -> Iterator[Atom]:
@@ -302,12 +311,12 @@ def _bound(compare: Compare, type_: pa.DataType, what: str) -> Compare | Known:
     if pa.types.is_boolean(type_) != isinstance(value, bool):
         raise SpecError(f"{told}true and false go with columns of booleans")
     numeric = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         if not numeric:
             raise SpecError(f"{told}write the value as 'text'")
-        if pa.types.is_integer(type_):
-            return _whole(compare, type_)
-        scalar = pa.scalar(Decimal(str(value)) if pa.types.is_decimal(type_) else float(value))
+        if not pa.types.is_floating(type_):
+            return _exact(compare, type_)
+        scalar = pa.scalar(float(value))
     elif isinstance(value, str):
         if numeric:
             raise SpecError(f"{told}write the number without quotes")
@@ -333,22 +342,33 @@ def _read(text: str, type_: pa.DataType, told: str) -> pa.Scalar:
         raise SpecError(f"{told}which is no value of this type") from None
 
 
-def _whole(compare: Compare, type_: pa.DataType) -> Compare | Known:
-    """A comparison of whole numbers with any number, as one with a whole number that the column can have."""
+def _exact(compare: Compare, type_: pa.DataType) -> Compare | Known:
+    """A comparison of whole numbers or decimals with any number, as one with a number that the column can have."""
     value, operator = compare.value, compare.operator
-    if isinstance(value, float) and not (math.isfinite(value) and value == int(value)):
-        if operator in ("=", "!=") or not math.isfinite(value):
-            above = value > 0  # of infinities; NaN cannot be written
-            return Known(compare.column, operator == "!=" or (operator in ("<", "<=")) == above and operator != "=")
-        floor = math.floor(value)
-        operator, value = ("<=", floor) if operator in ("<", "<=") else (">", floor)
-    bits, signed = type_.bit_width, pa.types.is_signed_integer(type_)
-    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
-    value = int(value)
-    if least <= value <= most:
-        return Compare(compare.column, operator, pa.scalar(value, type_))
-    below = value > most
-    return Known(compare.column, operator == "!=" or (operator in ("<", "<=")) == below and operator != "=")
+    if not math.isfinite(value):
+        return _beyond(compare, value > 0)  # NaN cannot be written
+    scale = type_.scale if pa.types.is_decimal(type_) else 0
+    units = Fraction(str(value)) * Fraction(10) ** scale
+    floor = math.floor(units)
+    if units != floor:
+        if operator in ("=", "!="):
+            return Known(compare.column, operator == "!=")
+        operator = "<=" if operator in ("<", "<=") else ">"
+    if pa.types.is_decimal(type_):
+        most = 10**type_.precision - 1
+        least = -most
+    else:
+        bits, signed = type_.bit_width, pa.types.is_signed_integer(type_)
+        least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    if not least <= floor <= most:
+        return _beyond(compare, floor > most)
+    return Compare(compare.column, operator, pa.scalar(Decimal(f"{floor}e{-scale}") if scale else floor, type_))
+
+
+def _beyond(compare: Compare, above: bool) -> Known:
+    """A comparison with what is above all values that the column can have, or below all."""
+    operator = compare.operator
+    return Known(compare.column, operator == "!=" or (operator in ("<", "<=")) == above and operator != "=")
 
 
 def values_of(condition: Atom) -> Sequence[Any]:

@@ -90,3 +90,29 @@ def test_queries_filter_and_divide_columns_of_any_encoding(kind: str) -> None:
     assert found["v"].type == column.type
     values = column.to_pylist()
     assert [row["v"] for row in found.to_pylist()] == [values[k - 1] for k in found["k"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("condition", "passing"),
+    [
+        ("v < 1e400", [1, 2, 3]),
+        ("v != -1e400", [1, 2, 3]),
+        ("v in (1.00, 1e400)", [1]),
+        ("v > 1e300", []),
+        ("v > 1e-300 and v < 1.000000000000000000000000000001", [1]),
+        ("v = 1.000000000000000000000000000001", []),
+        ("v >= 1.994 and v < 1.999", [2]),
+        ("v = 90071992547409933.27", [3]),
+        ("v != 90071992547409933.27", [1, 2]),
+        ("i = 90071992547409933.00", [3]),
+        ("i < 90071992547409933.5 and i > 90071992547409932.5", [3]),
+        (f"v < {'9' * 90}", [1, 2, 3]),
+    ],
+)
+def test_numbers_are_compared_with_decimals_as_they_are_written(condition: str, passing: list[int]) -> None:
+    values = [Decimal("1.00"), Decimal("1.995"), Decimal("90071992547409933.27")]
+    rows = pa.record_batch(
+        [pa.array(values, pa.decimal128(22, 3)), pa.array([1, 2, 90071992547409933])], names=["v", "i"]
+    )
+    found = holds(bind(parse_filter(condition), rows.schema, "it", "left"), rows).to_pylist()
+    assert [number for number, passes in enumerate(found, 1) if passes] == passing
