@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from watersmeet.api.explanation import Choice, Explanation
 from watersmeet.api.explanation import conditions as described
 from watersmeet.api.lookup_join import SUFFIXES, Place, PlacedStores, Target, by_name, check_lookup
+from watersmeet.api.result import RunResult
 from watersmeet.api.run import PageOption, Settings, Told, check_least, open_run, open_sources
-from watersmeet.core.closing import Closing
 from watersmeet.core.errors import SpecError
 from watersmeet.core.lookup import LookupSpec, settle_how
 from watersmeet.core.many_lookups import SharedSpec
@@ -104,7 +104,7 @@ def shared_lookup_join(
         raise
 
 
-class SharedResult(Closing):
+class SharedResult(RunResult[tuple[str, pa.RecordBatch]]):
     """The results of several streams, as they are found: an iterable of stream names and batches, to be read once.
 
     >>> products = pa.table({"sku": [7, 8], "name": ["cup", "pot"]})
@@ -115,14 +115,14 @@ class SharedResult(Closing):
     """
 
     def __init__(self, run: LiveRun, names: tuple[str, ...], explain: Callable[[], Explanation]) -> None:
-        self._run = run
-        self._explain = explain
+        super().__init__(run, explain)
         self._schemas: dict[str, pa.Schema] | None = None
         self.names = names
         """What the streams are called."""
 
-    def __iter__(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _items(self) -> Generator[tuple[str, pa.RecordBatch], None, None]:
         operator: Any = self._run.operator()
+        _ = self.schemas  # to be asked for when the join is over, too
         with closing(self._run.batches()) as batches:
             for batch in batches:
                 yield self.names[operator.answered], batch
@@ -135,30 +135,9 @@ class SharedResult(Closing):
             self._schemas = dict(zip(self.names, operator.spec.schemas, strict=True))
         return self._schemas
 
-    @property
-    def progress(self) -> Progress:
-        """How far the join is."""
-        return self._run.progress()
-
-    def explain(self) -> Explanation:
-        """What the join does, or will do; the columns it gives are those of the first stream. `print` it."""
-        return self._explain()
-
     def tables(self) -> dict[str, pa.Table]:
-        """All results, by stream."""
-        schemas = self.schemas
+        """All results, by stream. An error if the join is closed before."""
         found: dict[str, list[pa.RecordBatch]] = {name: [] for name in self.names}
-        for name, batch in self:
+        for name, batch in self._all(iter(self)):
             found[name].append(batch)
-        return {name: pa.Table.from_batches(batches, schemas[name]) for name, batches in found.items()}
-
-    def close(self) -> None:
-        """Stop the join and let go of everything; harmless when it is over."""
-        self._run.close()
-
-    def __repr__(self) -> str:
-        return f"<SharedResult: {self.progress}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it: how far it is. Nothing is read for that."""
-        return self.progress._repr_html_()
+        return {name: pa.Table.from_batches(batches, self.schemas[name]) for name, batches in found.items()}

@@ -243,8 +243,8 @@ class QueriesResult(Result):
                 yield name, pa.record_batch([taken(each, mine) for each in found.columns], schema=found.schema)
 
     def tables(self) -> dict[str, pa.Table]:
-        """All results of each query that has any, by its name."""
+        """All results of each query that has any, by its name. An error if the join is closed before."""
         found: dict[str, list[pa.RecordBatch]] = {}
-        for name, batch in self.by_query():
+        for name, batch in self._all(self.by_query()):
             found.setdefault(name, []).append(batch)
         return {name: pa.Table.from_batches(batches) for name, batches in found.items()}
