@@ -123,6 +123,9 @@ class FaultyStore:
         """What is published."""
         return self.inner.names()
 
+    def shown(self, name: str) -> str:
+        return self.inner.shown(name)
+
     def count_read(self, size: int) -> None:
         """So many bytes were read."""
         self.inner.count_read(size)

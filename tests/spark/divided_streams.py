@@ -16,10 +16,13 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.checks.canonical import canonical_rows
+from watersmeet.core.asof import AsofSpec
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import WindowJoinSpec
 from watersmeet.spark.offline import dividing
-from watersmeet.spark.plan.recipe import JoinFactory, WindowFactory
+from watersmeet.spark.plan.grid import grid_for
+from watersmeet.spark.plan.multi_recipe import MultiFactory
+from watersmeet.spark.plan.recipe import AsofFactory, JoinFactory, WindowFactory
 from watersmeet.spark.plan.row_layout import RowLayout
 from watersmeet.spark.state import directory as state_directory
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
@@ -30,7 +33,7 @@ from watersmeet.spark.task.figures import COLUMN
 from watersmeet.spark.task.operator_cache import KeptOperators
 from watersmeet.spark.task.placement import Placement
 from watersmeet.spark.task.settled_group import SettledGroup
-from watersmeet.spark.task.window_task import WindowTask
+from watersmeet.spark.task.window_task import AsofTask, WindowTask
 from watersmeet.spill import file_store
 
 Tables = list[pa.RecordBatch]
@@ -69,9 +72,11 @@ class Stream:
 
     @property
     def _is_windowed(self) -> bool:
-        return isinstance(self.spec, WindowJoinSpec)
+        return isinstance(self.spec, WindowJoinSpec | AsofSpec)
 
     def _window_factory(self) -> Any:
+        if isinstance(self.spec, AsofSpec):
+            return AsofFactory(self.spec)
         assert isinstance(self.spec, WindowJoinSpec)
         return WindowFactory(self.spec, "confluence")
 
@@ -85,7 +90,8 @@ class Stream:
     def _window_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
         factory = self._window_factory()
         layout = RowLayout.of(*([each.type for each in schema] for schema in factory.inputs), wakes=True)
-        task = WindowTask(factory, layout, self.memory, self.groups, str(self.path), 4, numbered=True)
+        kind = AsofTask if isinstance(self.spec, AsofSpec) else WindowTask
+        task = kind(factory, layout, self.memory, self.groups, str(self.path), 4, numbered=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(window_task, "current_batch", lambda: (Batch(number, self.run), "query"))
             patch.setattr(window_task, "current_partition", lambda: group)
@@ -94,6 +100,41 @@ class Stream:
                 plain = out.filter(out.column(COLUMN).is_null()).drop_columns([COLUMN])
                 if plain.num_rows:
                     yield plain
+
+
+class ManyStream(Stream):
+    """A join of several inputs on Spark without Spark."""
+
+    spec: Any
+
+    def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        grid = grid_for(self.spec, self.groups)
+        known = rows
+        for place in grid.known(side):
+            known = known.filter(known.column(grid.axes[place].columns[side][0]).is_valid())
+        if self.spec.window is not None:
+            known = known.filter(known.column(self.spec.window.time[side]).is_valid())
+        groups = np.zeros(known.num_rows, np.int64)
+        for place in grid.known(side):
+            axis = grid.axes[place]
+            types = [self.spec.input(i).field(each[0]).type for i, each in enumerate(axis.columns) if each]
+            values = known.column(axis.columns[side][0])
+            groups += grid.strides[place] * Placement.of_types(types, by_id=True).groups([values], side, axis.shares)
+        return known.filter(pa.array(np.isin(group - groups, grid.copies(side))))
+
+    @property
+    def _is_windowed(self) -> bool:
+        return self.spec.window is not None
+
+    def _window_factory(self) -> MultiFactory:
+        return MultiFactory.of(self.spec, "auto")
+
+    def _join_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
+        factory = MultiFactory.of(self.spec, "auto")
+        owner = Owner(factory.fingerprint, self.groups, "query", describe=factory.described)
+        state = StateDirectory(_place(self.path), owner, Batch(number, self.run), retain=4).group(group)
+        pieces = [(side, table) for side, table in enumerate(tables) if table.num_rows]
+        yield from SettledGroup(factory, self.memory, state, OpenRuns()).results(iter(pieces), lambda: self.ended)
 
 
 def _place(path: Path | str) -> Any:

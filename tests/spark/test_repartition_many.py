@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark.divided_streams import Stream, Tables, cut, killed_at
+from spark.divided_streams import ManyStream, Tables, cut, killed_at
 from spark.window_oracle import expected_in_windows
 from watersmeet.core.errors import SnapshotError
 from watersmeet.core.many_windows import parse_many_windows
@@ -30,9 +29,6 @@ from watersmeet.spark.plan.grid import Grid, grid_for
 from watersmeet.spark.plan.multi_recipe import MultiFactory
 from watersmeet.spark.state.described import described, many_spec_of
 from watersmeet.spark.state.directory import Batch, Owner, StateDirectory
-from watersmeet.spark.state.open_runs import OpenRuns
-from watersmeet.spark.task.placement import Placement
-from watersmeet.spark.task.settled_group import SettledGroup
 
 ONE = ["r.id = s.id", "s.id = t.id"]
 CHAIN = ["r.id = s.id", "s.b = t.b"]
@@ -43,41 +39,6 @@ STAR = ["r.id = s.id", "r.id = t.ref", "r.b = s.b"]
 def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for the disk takes most of the time, and nothing here depends on it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-class ManyStream(Stream):
-    """A join of several inputs on Spark without Spark."""
-
-    spec: Any
-
-    def rows_of(self, group: int, side: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        grid = grid_for(self.spec, self.groups)
-        known = rows
-        for place in grid.known(side):
-            known = known.filter(known.column(grid.axes[place].columns[side][0]).is_valid())
-        if self.spec.window is not None:
-            known = known.filter(known.column(self.spec.window.time[side]).is_valid())
-        groups = np.zeros(known.num_rows, np.int64)
-        for place in grid.known(side):
-            axis = grid.axes[place]
-            types = [self.spec.input(i).field(each[0]).type for i, each in enumerate(axis.columns) if each]
-            values = known.column(axis.columns[side][0])
-            groups += grid.strides[place] * Placement.of_types(types, by_id=True).groups([values], side, axis.shares)
-        return known.filter(pa.array(np.isin(group - groups, grid.copies(side))))
-
-    @property
-    def _is_windowed(self) -> bool:
-        return self.spec.window is not None
-
-    def _window_factory(self) -> MultiFactory:
-        return MultiFactory.of(self.spec, "auto")
-
-    def _join_task(self, number: int, group: int, tables: Tables) -> Iterator[pa.RecordBatch]:
-        factory = MultiFactory.of(self.spec, "auto")
-        owner = Owner(factory.fingerprint, self.groups, "query", describe=factory.described)
-        state = StateDirectory(Path(self.path), owner, Batch(number, self.run), retain=4).group(group)
-        pieces = [(side, table) for side, table in enumerate(tables) if table.num_rows]
-        yield from SettledGroup(factory, self.memory, state, OpenRuns()).results(iter(pieces), lambda: self.ended)
 
 
 def _inputs(rng: np.random.Generator, types: list[pa.DataType], rows: int = 150) -> Tables:

@@ -294,7 +294,7 @@ class MatchedBits:
 
     def _opened(self, version: str, rows: int) -> pa.Buffer:
         buffer = self._store.open(version)
-        check_bits(version, buffer, rows)
+        check_bits(self._store.shown(version), buffer, rows)
         return buffer
 
     def _bring(self, name: str, page: int) -> int:

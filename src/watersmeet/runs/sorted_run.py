@@ -285,7 +285,7 @@ class SortedRun(AddressedRows):
         return start, directory, buffer.slice(description, end - description).to_pybytes()
 
     def _damaged(self, how: str) -> SegmentError:
-        return SegmentError(f"spill segment {self.name!r} cannot be used: {how}; {_REMEDY}")
+        return SegmentError(f"spill segment {self._store.shown(self.name)!r} cannot be used: {how}; {_REMEDY}")
 
     @property
     def nbytes(self) -> int:

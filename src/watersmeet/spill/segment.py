@@ -235,7 +235,7 @@ class Segment:
     def open(cls, store: Store, name: str) -> Segment:
         """Map a segment and check its two ends; `SegmentError` if it is missing, torn or altered."""
         buffer = store.open(name)
-        segment = cls(store, name, _read_directory(name, buffer))
+        segment = cls(store, name, _read_directory(store.shown(name), buffer))
         segment._buffer = buffer
         store.count_read(segment._directory.own_size)
         return segment
@@ -295,7 +295,7 @@ class Segment:
                 return pa.ipc.open_stream(block).read_next_batch()
             return pa.ipc.read_record_batch(block, self._directory.schema)
         except (pa.ArrowException, StopIteration, OSError) as error:
-            raise _damaged(self.name, f"page {page} holds no rows of its columns ({error})") from error
+            raise _damaged(self._shown, f"page {page} holds no rows of its columns ({error})") from error
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """An array, uncopied and read-only. Every call counts as a read."""
@@ -338,18 +338,22 @@ class Segment:
     def __repr__(self) -> str:
         return f"<Segment {self.name!r}: {self.rows} rows on {self.pages} pages, {self.nbytes} bytes>"
 
+    @property
+    def _shown(self) -> str:
+        return self._store.shown(self.name)
+
     def _block(self, offset: int, length: int, checksum: int, what: str, verify: bool) -> pa.Buffer:
         buffer = self._mapped()
         if verify and zlib.crc32(buffer.slice(offset, length + -length % ALIGNMENT)) != checksum:
-            raise _damaged(self.name, f"{what} was altered after it was written (its checksum differs)")
+            raise _damaged(self._shown, f"{what} was altered after it was written (its checksum differs)")
         self._store.count_read(length)
         return buffer.slice(offset, length)
 
     def _mapped(self) -> pa.Buffer:
         if self._buffer is None:
             buffer = self._store.open(self.name)
-            if _read_directory(self.name, buffer).checksum != self.checksum:
-                raise _damaged(self.name, "another segment has taken its name")
+            if _read_directory(self._shown, buffer).checksum != self.checksum:
+                raise _damaged(self._shown, "another segment has taken its name")
             self._buffer = buffer
         return self._buffer
 

@@ -57,6 +57,10 @@ class SharedStore:
         """This part's names."""
         return [name.removeprefix(self._prefix) for name in self._store.names() if name.startswith(self._prefix)]
 
+    def shown(self, name: str) -> str:
+        """The name in the whole store."""
+        return self._store.shown(self._prefix + name)
+
     def count_read(self, size: int) -> None:
         """Count a read."""
         self._store.count_read(size)

@@ -67,6 +67,9 @@ class Store(Protocol):
     def names(self) -> list[str]:
         """What is published, sorted."""
 
+    def shown(self, name: str) -> str:
+        """What errors call it: its name where it lies, which is another one in a part of a store."""
+
     @property
     def maps(self) -> bool:
         """Whether what `open` gives is mapped, so that its pages can be let go and come back when they are read."""
@@ -121,6 +124,10 @@ class Counted(Closing):
         """So many bytes are held no longer."""
         with _counting:
             self.bytes_held -= size
+
+    def shown(self, name: str) -> str:
+        """The name itself."""
+        return name
 
     def count_read(self, size: int) -> None:
         """So many bytes of an open buffer were read."""

@@ -465,6 +465,6 @@ def _check_content(store: VersionedStore | Store, name: str) -> None:
                 segment.array(array)
             segment.close()
         else:
-            check_bits(name, buffer)
+            check_bits(store.shown(name), buffer)
     except SegmentError as error:
         raise (store.named(error) if isinstance(store, VersionedStore) else error) from error

@@ -89,13 +89,9 @@ class VersionedStore:
         self._own.clear()
 
     def named(self, error: SegmentError) -> SegmentError:
-        """An error of a segment, with the directory and the file that stand behind the operator's name for it."""
-        text = str(error)
-        if self._group.place in text:
-            return error
-        files = [each.file for name, each in self._files.items() if repr(name) in text]
-        behind = f" (file {files[0]})" if files else ""
-        return SegmentError(f"the state in {self._group.place} is damaged and the query cannot go on: {text}{behind}")
+        """An error of a segment, as one of the state that it is part of."""
+        text, damaged = str(error), f"the state in {self._group.place} is damaged and the query cannot go on"
+        return error if damaged in text else SegmentError(f"{damaged}: {text}")
 
     # --- what a store does ---
 
@@ -143,6 +139,10 @@ class VersionedStore:
     def names(self) -> list[str]:
         """What is published, sorted."""
         return sorted(self._files)
+
+    def shown(self, name: str) -> str:
+        """The file that stands behind a name, with its directory: operators of all groups use the same names."""
+        return f"{self._group.place}/{self._files[name].file}" if name in self._files else name
 
     def count_read(self, size: int) -> None:
         """So many bytes of an open buffer were read."""

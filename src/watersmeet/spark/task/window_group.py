@@ -95,7 +95,10 @@ class WindowGroup:
         self._kept.make_room(self._shares.kept)
         store = VersionedStore(self._group, self._before["files"])
         snapshot, open_run = Snapshot.from_json(self._before["snapshot"]), partial(self._kept.opened.get, store)
-        operator = self._factory.restore(snapshot, self._shares.operator, store, open_run)
+        try:
+            operator = self._factory.restore(snapshot, self._shares.operator, store, open_run)
+        except SegmentError as error:
+            raise store.named(error) from error
         try:
             operator.advance(self._newest)
             for batch in hand_over(operator, self._judged(arrivals)):
