@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ import pytest
 from conformance.ways import WAYS
 from watersmeet.checks import ConformanceError, check_snapshot, run_case
 from watersmeet.checks.multi_windows import conform_multi_windows, make_multi_window_case
-from watersmeet.checks.oracle.windows import reference_window_combinations
+from watersmeet.checks.oracle.windows import Look, reference_window_combinations
 from watersmeet.core.many_windows import ManyWindows
 from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.protocol import Arrive, End, Stall, Status
 from watersmeet.core.spec import Output
 from watersmeet.core.windows import Rows
+from watersmeet.engine import multi_windows
 from watersmeet.joins.multiway.confluence import ManyConfluence
 from watersmeet.joins.multiway.expiry import Expiry
 from watersmeet.joins.window.windowed_mjoin import WindowedMJoin
@@ -48,6 +50,7 @@ def test_every_combination_within_the_windows_exactly_once(chunk: int) -> None:
     assert events["expired rows"] > summary.cases / 4, summary
     assert events["expired runs"] > summary.cases / 10, summary
     assert min(kinds["windows of rows"], kinds["windows of time"]) > summary.cases / 5
+    assert events["overtaken"] > summary.cases / 10, summary
 
 
 @pytest.mark.parametrize("way", WAYS["confluence", "windows of several inputs"])
@@ -63,6 +66,7 @@ def test_confluence_finds_every_combination_exactly_once_on_every_way(way: str) 
     events = dict(summary.events)
     assert events["expired rows"] > summary.cases / 4, summary
     assert events["expired runs"] > summary.cases / 10, summary
+    assert events["overtaken"] > summary.cases / 10, summary
     assert taken.proofs <= set(events), summary
 
 
@@ -75,6 +79,7 @@ def test_snapshots_everywhere(seed: int, join: Any) -> None:
 # --- many combinations, many of them late: rows are put on disk by hand ---
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64()})
+_SILENCE = 100.0
 
 
 def run_dense(seed: int) -> Counter[str]:
@@ -88,16 +93,20 @@ def run_dense(seed: int) -> Counter[str]:
         if counted
         else ManyWindows(tuple(spans), ("t",) * len(names), int(rng.integers(0, 3)))
     )
+    silences = np.random.default_rng([seed, 0x1D7E])
+    if not counted and silences.random() < 0.5:
+        windows = replace(windows, idle=_SILENCE / 2, late=str(silences.choice(["keep", "drop"])))
     on = [f"{a}.k = {b}.k" for a, b in itertools.pairwise(names)]
     spec = MultiSpec.of(dict.fromkeys(names, SCHEMA), on, Output.PAIRS, windows)
     settling = Settling(least_rows=1 << 20) if rng.random() < 0.7 else Settling(least_rows=8, hashes_per_row=99)
     store = MemoryStore()
     join = ManyConfluence(spec, 1 << 20, store, floor=0, fan_in=3, settling=settling)
     rows: list[list[tuple[int, int]]] = [[] for _ in names]
-    order, found, now = [], Counter[tuple[int, ...]](), 0
+    order, found, now, at = [], Counter[tuple[int, ...]](), 0, 0.0
+    looks: list[Look] = []
 
     def work(until: tuple[Status, ...], some: int = 1 << 30) -> None:
-        while some > 0 and (step := join.poll(0.0, int(rng.choice([3, 1000])))) is not None:
+        while some > 0 and (step := join.poll(at, int(rng.choice([3, 1000])))) is not None:
             if step.out is not None:
                 found.update(zip(*(column.to_pylist() for column in step.out.columns), strict=True))
             join.check()
@@ -112,6 +121,8 @@ def run_dense(seed: int) -> Counter[str]:
         keys = rng.integers(0, 3, count)
         rows[number] += zip(keys.tolist(), times.tolist(), strict=True)
         order += [number] * count
+        at += _SILENCE * int(silences.integers(0, 2))
+        looks.append((at, [(number, None)] * count))
         join.receive(Arrive(number, pa.record_batch([keys, times], schema=SCHEMA)))
         work((Status.NEED_INPUT, Status.HAS_WORK))
         if rng.random() < 0.3:
@@ -126,7 +137,7 @@ def run_dense(seed: int) -> Counter[str]:
     work((Status.DONE,))
     tables = [pa.table(list(map(pa.array, zip(*each, strict=True))), schema=SCHEMA) if each else SCHEMA.empty_table()
               for each in rows]  # fmt: skip
-    expected = Counter(reference_window_combinations(tables, spec, order))
+    expected = Counter(reference_window_combinations(tables, spec, order, looks))
     if found != expected:
         raise ConformanceError(f"seed {seed}: {found - expected} too many, {expected - found} missing")
     join.events["results"] += found.total()
@@ -139,7 +150,7 @@ def test_late_and_counted_rows_meet_on_disk_what_they_would_have_met_in_memory()
     seen = Counter[str]()
     for seed in range(400 if DEEP else 30):
         seen += run_dense(seed)
-    wanted = {"put away", "merged", "settled in a silence", "expired runs", "expired rows", "late rows"}
+    wanted = {"put away", "merged", "settled in a silence", "expired runs", "expired rows", "late rows", "overtaken"}
     assert wanted <= set(+seen) and seen["results"] > 5_000, seen
 
 
@@ -191,10 +202,21 @@ def all_have_settled(expiry: Expiry) -> None:
     settled(expiry)
 
 
+def follows_the_fastest(newest: Any, behind: Any) -> list[int]:
+    """A silent input counts as having come as far as anybody."""
+    return [max(newest) if is_behind else time for time, is_behind in zip(newest, behind, strict=True)]
+
+
+def follows_nobody(newest: Any, behind: Any) -> list[int]:
+    return list(newest)
+
+
 MUTANTS: dict[str, tuple[Any, str, Any, list[Any]]] = {
     "forgets too soon": (WindowClock, "expired_before", forgets_too_soon, [WindowedMJoin, ManyConfluence]),
     "ignores windows": (WindowFilter, "holds", ignores_windows, [WindowedMJoin, ManyConfluence]),
     "ignores late rows": (WindowClock, "read", ignores_late_rows, [WindowedMJoin, ManyConfluence]),
+    "follows the fastest": (multi_windows, "followed", follows_the_fastest, [ManyConfluence]),
+    "follows nobody": (multi_windows, "followed", follows_nobody, [WindowedMJoin, ManyConfluence]),
     "ignores windows of settled rows": (
         SettledFilter, "holds", ignores_windows_of_settled_rows, [ManyConfluence]
     ),

@@ -25,6 +25,7 @@ from spark.window_oracle import (
     many_micro_batches,
     micro_batches,
     spark_cases,
+    without_silences,
 )
 from watersmeet.checks.cases import make_case, make_kind_case
 from watersmeet.checks.multi_cases import make_multi_case, make_preserving_case
@@ -82,7 +83,7 @@ def _many(world: World, rng: np.random.Generator, state: Path | str, make: Any) 
         if is_sparks_multi(case.spec) and not (windowed and case.spec.window.counted):
             break
         seed += 1
-    case = smaller(case, world.trial)
+    case = smaller(without_silences(case), world.trial)
     if not windowed:
         ends = case.spec.preserved is not None or rng.random() < 0.5
         pipeline = ManyPipeline(state, case.spec, case.memory, ends=ends, groups=GROUPS)

@@ -24,6 +24,7 @@ from spark.window_oracle import (
     killed_after,
     many_micro_batches,
     rows_in_all,
+    without_silences,
 )
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case, make_preserving_case
 from watersmeet.checks.multi_windows import make_multi_window_case
@@ -67,7 +68,7 @@ def _cases(make: Any, count: int, algorithm: str = "auto", first: int = 0) -> It
         case = make(seed, join)
         if is_sparks_multi(case.spec) and not (case.spec.window is not None and case.spec.window.counted):
             count -= 1
-            yield case
+            yield without_silences(case)
         seed += 1
 
 

@@ -180,6 +180,49 @@ def test_windows_forget_rows_and_drop_late_ones(spark: Any, tmp_path: Path) -> N
     assert told[-1]["state_rows"] < 900
 
 
+class Silent:
+    """Three streams of rows (id, at), a batch of each file; those without rows in a batch are silent."""
+
+    def __init__(self, spark: Any, place: Path, **options: Any) -> None:
+        self.spark, self.place, self.options = spark, place, options
+        self.files = 0
+        for name in "rst":
+            (place / name).mkdir()
+
+    def batch(self, **rows: list[tuple[int, int]]) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+        """The times of the combinations that these rows lead to, and what the batch did."""
+        for name in "rst":
+            given = rows.get(name, [])
+            columns = {"id": [key for key, _ in given], "at": [at for _, at in given]}
+            table = pa.table({column: pa.array(values, pa.int64()) for column, values in columns.items()})
+            pq.write_table(table, self.place / name / f"{self.files:03d}.parquet")
+        self.files += 1
+        streams = {
+            name: self.spark.readStream.schema("id long, at long")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(self.place / name))
+            for name in "rst"
+        }
+        joined = multijoin(
+            streams, ON_ID, time="at", memory="2 MiB", state=self.place / "state", partitions=2, **self.options
+        )
+        seen: list[Any] = []
+        writer = joined.writeStream.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+        query = writer.trigger(availableNow=True).option("checkpointLocation", str(self.place / "checkpoint")).start()
+        query.awaitTermination()
+        return sorted((row.r_at, row.s_at, row.t_at) for row in seen), figures(query.lastProgress)["state"]
+
+
+def test_a_silent_input_of_windows_is_overtaken_by_the_time_of_batches(spark: Any, tmp_path: Path) -> None:
+    streams = Silent(spark, tmp_path, window=10, idle=0.001, late="drop")
+    assert streams.batch(r=[(1, 100)], s=[(1, 100)], t=[(1, 100)])[0] == [(100, 100, 100)]
+    streams.batch(r=[(1, 5_000)], s=[(1, 4_995)])
+    # More than a millisecond later t has been overtaken: it counts as having reached what s has, which is behind r.
+    found, told = streams.batch(r=[(1, 5_001)], s=[(1, 4_996)], t=[(1, 4_994), (1, 4_996)])
+    assert (told["r_late"], told["s_late"], told["t_late"]) == (0, 0, 1)
+    assert found == [(r, s, 4_996) for r in (5_000, 5_001) for s in (4_995, 4_996)]
+
+
 def test_few_tasks_share_the_rows_where_inputs_are_copied_to_all(spark: Any) -> None:
     frames = {name: spark.createDataFrame([(1, 2)], "id long, b long") for name in "rstu"}
 
@@ -219,7 +262,7 @@ def test_words_that_do_not_fit(spark: Any, tmp_path: Path) -> None:
         multijoin(streams, on=["r.id = s.id", band("s.id = t.id", 2)], state=tmp_path)
     with pytest.raises(SpecError, match="algorithm='mjoin' joins inputs that end"):
         multijoin(streams, on=ON_ID, algorithm="mjoin", state=tmp_path)
-    with pytest.raises(SpecError, match="time= and lateness= are for joins by windows"):
+    with pytest.raises(SpecError, match="time=, lateness= and idle= are for joins by windows"):
         multijoin(streams, on=ON_ID, time="timestamp", state=tmp_path)
     ending = {**streams, "t": with_events(streams["t"], spark.readStream.text(str(tmp_path)))}
     with pytest.raises(SpecError, match="t: says when it ends, in a column 'watersmeet_event', and r, s: does not"):

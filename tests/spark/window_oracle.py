@@ -156,6 +156,13 @@ def is_sparks_multi(spec: MultiSpec) -> bool:
     return plain and spec.output is Output.ROWS and not spec.has_bands
 
 
+def without_silences(case: MultiCase) -> MultiCase:
+    """The case on Spark, where silences are a matter of its batches."""
+    if case.spec.window is None or case.spec.window.idle is None:
+        return case
+    return replace(case, spec=replace(case.spec, window=replace(case.spec.window, idle=None)))
+
+
 def expected_in_windows(spec: MultiSpec, batches: list[list[pa.RecordBatch]]) -> Counter[Any]:
     """What the oracle gives if rows come as the docs tell: of each batch first what is late, input by input.
 

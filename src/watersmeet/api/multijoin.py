@@ -34,6 +34,7 @@ def multijoin(
     time: object = None,
     lateness: Span | None = None,
     late: str = "keep",
+    idle: Span | float | None = None,
     how: Mapping[str, str] | str = "inner",
     memory: str | int = "64 MiB",
     algorithm: str = "auto",
@@ -69,6 +70,9 @@ def multijoin(
     :param lateness: by so much a row may be older than the newest of its input before it.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the join. They are counted in `progress.late`.
+    :param idle: after so long, `"30 s"` or seconds, an input that says nothing while another does no longer holds back
+        the others: it counts as having come as far as the one of them that has come least far, until it speaks. What it
+        then says may be late.
     :param how: `{"orders": "left"}` for one input whose rows come out in any case, with NULLs beside those that are in
         no result, as soon as the other inputs have ended; `"inner"`: for none.
     :param memory: bytes, or words such as `"64 MiB"`; one eighth is for the input queues, the rest for the join.
@@ -107,7 +111,7 @@ def multijoin(
     names = input_names(inputs)
     edges = parse_edges(on, names)
     preserved = parse_preserved(how, names)
-    windows = _windows(window, names, time, lateness, late)
+    windows = _windows(window, names, time, lateness, late, idle)
     settings = Settings.of(memory, spill, wait, on_progress, page, spool)
     if delay is not None:
         options["delay"] = parse_seconds(delay, "delay")
@@ -138,12 +142,12 @@ def multijoin(
 
 
 def _windows(
-    window: object, names: Sequence[str], time: object, lateness: Span | None, late: str
+    window: object, names: Sequence[str], time: object, lateness: Span | None, late: str, idle: Span | float | None
 ) -> ManyWindows | None:
     if window is not None:
-        return parse_many_windows(window, names, time, lateness, late)
-    if time is not None or lateness is not None or late != "keep":
-        raise SpecError("time, lateness and late belong to a join by windows; give window=..., too")
+        return parse_many_windows(window, names, time, lateness, late, idle)
+    if any(given is not None for given in (time, lateness, idle)) or late != "keep":
+        raise SpecError("time, lateness, late and idle belong to a join by windows; give window=..., too")
     return None
 
 

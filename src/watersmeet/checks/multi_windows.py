@@ -19,7 +19,14 @@ from watersmeet.checks.cases import PLENTY, moves_of, random_fuel
 from watersmeet.checks.multi_cases import MultiCase, make_multi_case
 from watersmeet.checks.oracle.windows import reference_window_combinations
 from watersmeet.checks.run import ConformanceError, run_case
-from watersmeet.checks.windows import WindowSummary, conform_timed, random_ticks, time_columns
+from watersmeet.checks.windows import (
+    WindowSummary,
+    conform_timed,
+    looks_at,
+    random_ticks,
+    time_columns,
+    with_silences,
+)
 from watersmeet.core.many_windows import ManyWindows
 from watersmeet.core.protocol import Arrive
 from watersmeet.core.spec import Output
@@ -43,7 +50,7 @@ class MultiWindowCase(MultiCase):
         tables = [pa.Table.from_batches([table]) for table in self.tables]
         arrivals = [move.event for move in self.moves if isinstance(move.event, Arrive)]
         order = [arrival.input for arrival in arrivals for _ in range(arrival.batch.num_rows)]
-        return reference_window_combinations(tables, self.spec, order)
+        return reference_window_combinations(tables, self.spec, order, looks_at(self.moves))
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n  {self.spec.window}"
@@ -62,11 +69,18 @@ def make_multi_window_case(seed: int, operator_class: type[Any], **options: Any)
     else:
         window, times = _timed(rng, [table.num_rows for table in tables])
         tables = [table.append_column(_TIME, column) for table, column in zip(tables, times, strict=True)]
+    silences = np.random.default_rng([seed, 0x1D7E])
+    silent = not counted and bool(silences.random() < 0.3)
+    if silent:
+        window = replace(window, idle=1.0)
     spec = replace(base.spec, schemas=tuple(table.schema for table in tables), window=window)
     least = int(operator_class.least_memory(spec, **options))
     memory = least + base.memory - base.least
     moves = moves_of(tables, rng, memory)
-    kinds = (*base.kinds, "windows of rows" if counted else "windows of time")
+    if silent:  # some inputs no longer hold back the others, for so long
+        idle, paused = with_silences(silences, moves)
+        spec, moves = replace(spec, window=replace(window, idle=idle)), tuple(paused)
+    kinds = (*base.kinds, "windows of rows" if counted else "windows of time", *(("silences",) if silent else ()))
     return MultiWindowCase(
         seed, spec, tuple(tables), moves, base.fuel, memory, least, base.restores, kinds
     )  # fmt: skip

@@ -88,20 +88,7 @@ class WindowCase(Case):
     @property
     def looks(self) -> list[Look]:
         """What the operator is shown at each poll after something has come, and when."""
-        looks: list[Look] = []
-        items: list[tuple[int, int | None]] = []
-        now = 0.0
-        for move in self.moves:
-            now += move.pause
-            match move.event:
-                case Arrive(input=side, batch=batch):
-                    items += [(side, None)] * batch.num_rows
-                case Punctuate(input=side, pattern=pattern):
-                    items.append((side, self._bound(side, pattern)))
-            if move.polls:
-                looks.append((now + 1e-6 * len(looks), items))
-                items = []
-        return [*looks, (now + 1e-6 * len(looks), items)]
+        return looks_at(self.moves, self._bound)
 
     def _bound(self, side: int, pattern: Mapping[str, object]) -> int:
         ((name, bound),) = pattern.items()
@@ -115,6 +102,33 @@ class WindowCase(Case):
     def __str__(self) -> str:
         assert isinstance(self.spec, WindowJoinSpec)
         return f"{super().__str__()}\n  {self.spec.window}"
+
+
+def looks_at(moves: Sequence[Move], bound: Callable[[int, Mapping[str, object]], int] | None = None) -> list[Look]:
+    """What an operator is shown at each poll after something has come, and when; `bound` reads punctuations."""
+    looks: list[Look] = []
+    items: list[tuple[int, int | None]] = []
+    now = 0.0
+    for move in moves:
+        now += move.pause
+        match move.event:
+            case Arrive(input=side, batch=batch):
+                items += [(side, None)] * batch.num_rows
+            case Punctuate(input=side, pattern=pattern):
+                assert bound is not None
+                items.append((side, bound(side, pattern)))
+        if move.polls:
+            looks.append((now + 1e-6 * len(looks), items))
+            items = []
+    return [*looks, (now + 1e-6 * len(looks), items)]
+
+
+def with_silences(rng: Rng, moves: Sequence[Move]) -> tuple[float, list[Move]]:
+    """How long an input may be silent, and the same script with silences, some of them longer than that."""
+    # Polls take a moment: silences and what is waited for differ by far more than all of them together.
+    idle = _SILENCE * (int(rng.integers(0, 3)) + 0.5)
+    pauses = _SILENCE * rng.choice([0, 0, 0, 1, 2], len(moves))
+    return idle, [replace(move, pause=float(pause)) for move, pause in zip(moves, pauses, strict=True)]
 
 
 def make_window_case(seed: int, operator_class: type[Any], **options: Any) -> WindowCase:
@@ -201,11 +215,8 @@ def _perhaps_silent(seed: int, case: WindowCase) -> WindowCase:
     assert isinstance(case.spec, WindowJoinSpec)
     moves = list(case.moves)
     if rng.random() < 0.3:
-        # Polls take a moment: silences and what is waited for differ by far more than all of them together.
-        window = replace(case.spec.window, idle=_SILENCE * (int(rng.integers(0, 3)) + 0.5))
-        case = replace(case, spec=replace(case.spec, window=window))
-        pauses = _SILENCE * rng.choice([0, 0, 0, 1, 2], len(moves))
-        moves = [replace(move, pause=float(pause)) for move, pause in zip(moves, pauses, strict=True)]
+        idle, moves = with_silences(rng, moves)
+        case = replace(case, spec=replace(case.spec, window=replace(case.spec.window, idle=idle)))
     if rng.random() < 0.2:
         moves = _with_punctuations(rng, case, moves)
     return replace(case, moves=tuple(moves))

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lateness", metavar="SPAN", help="by so much rows may be out of order")
     parser.add_argument("--late", default="keep", help="later rows: keep, drop or error (default %(default)s)")
+    parser.add_argument("--idle", metavar="SPAN", help="a silent input holds back the others for so long")
     parser.add_argument("--delay", metavar="SPAN", help="how long a result may wait, such as 1s (default: no bound)")
     parser.add_argument(
         "--rows",
@@ -80,7 +81,8 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
 
     >>> words = argparse.Namespace(
     ...     inputs=["a.csv", "b=other.csv"], on=["a.id = b.id"], band=["a.at = b.at:90s"],
-    ...     how=[], window=["10min", "b:5 rows"], time=[], lateness=None, late="keep", delay=None, rows=[],
+    ...     how=[], window=["10min", "b:5 rows"], time=[], lateness=None, late="keep", idle=None, delay=None,
+    ...     rows=[],
     ... )
     >>> found = what_to_join(words)
     >>> found["inputs"], found["window"]
@@ -99,6 +101,7 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
         "time": _of_all_or_each("--time", args.time, inputs, str),
         "lateness": args.lateness,
         "late": args.late,
+        "idle": args.idle,
         "delay": args.delay,
         **({"rows": _counts(args.rows)} if args.rows else {}),
     }

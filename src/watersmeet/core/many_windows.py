@@ -21,7 +21,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from watersmeet.core.errors import SpecError
-from watersmeet.core.windows import LATE, Rows, Span, common_tick, parse_span, parse_window, units_of
+from watersmeet.core.windows import LATE, Rows, Span, common_tick, parse_idle, parse_span, parse_window, units_of
 
 ByInput: TypeAlias = "Mapping[str, object] | object"
 
@@ -37,6 +37,9 @@ class ManyWindows:
     """By so much a row may be older than the newest of its input before it."""
     late: str = "keep"
     """What becomes of later rows: they meet what has not expired, are dropped, or end the join with an error."""
+    idle: float | None = None
+    """Seconds after which an input that says nothing no longer holds back the others (`engine.silence`); None: never.
+    """
 
     @property
     def counted(self) -> bool:
@@ -65,7 +68,12 @@ class Units:
 
 
 def parse_many_windows(
-    window: ByInput, names: Sequence[str], time: ByInput = None, lateness: Span | None = None, late: str = "keep"
+    window: ByInput,
+    names: Sequence[str],
+    time: ByInput = None,
+    lateness: Span | None = None,
+    late: str = "keep",
+    idle: object = None,
 ) -> ManyWindows:
     """The windows of several inputs from what people write: one for all, or one for each by its name.
 
@@ -87,7 +95,7 @@ def parse_many_windows(
     if any(counted) and not all(counted):
         raise SpecError("one window counts rows and another measures time; let all do the same")
     if all(counted):
-        for extra, given in (("time", time), ("lateness", lateness)):
+        for extra, given in (("time", time), ("lateness", lateness), ("idle", idle)):
             if given is not None:
                 raise SpecError(f"a window of rows knows no time, so {extra} has no meaning; leave it out")
         return ManyWindows(tuple(windows))
@@ -97,8 +105,9 @@ def parse_many_windows(
     if not all(isinstance(column, str) for column in columns):
         raise SpecError(f"time={time!r} is not understood; write a column of all inputs, or one for each by its name")
     return ManyWindows(
-        tuple(windows), tuple(map(str, columns)), 0 if lateness is None else parse_span(lateness, "lateness"), late
-    )
+        tuple(windows), tuple(map(str, columns)), 0 if lateness is None else parse_span(lateness, "lateness"), late,
+        None if idle is None else parse_idle(idle),
+    )  # fmt: skip
 
 
 def _each(given: ByInput, names: Sequence[str], what: str) -> list[object]:

@@ -212,12 +212,13 @@ def parse_windows(
         None if slide is None else parse_span(slide, "slide"),
         0 if lateness is None else parse_span(lateness, "lateness"),
         late,
-        None if idle is None else _parse_idle(idle),
+        None if idle is None else parse_idle(idle),
         emit,
     )
 
 
-def _parse_idle(idle: object) -> float:
+def parse_idle(idle: object) -> float:
+    """Seconds after which an input that says nothing no longer holds back others."""
     seconds = parse_seconds(idle, "idle")
     if not seconds:
         raise SpecError("idle=0 would take every input for silent; give a length of time such as '30 s'")

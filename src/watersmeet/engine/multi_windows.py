@@ -2,11 +2,13 @@
 
 It is for several inputs what `engine.windows` is for two, and the shell asks both the same. Which combinations are
 results is told in `core.many_windows`, and how that is found out in `matching.multi_windows`. Rows are worked off in
-the order in which they were received, those of all inputs together.
+the order in which they were received, those of all inputs together. Rows, and silences (`engine.silence`), tell how far
+an input has come.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +21,7 @@ from watersmeet.core.multi_spec import MultiSpec
 from watersmeet.core.report import WindowFigures
 from watersmeet.core.saved import Saved
 from watersmeet.engine.multi_arrival import Arrival
+from watersmeet.engine.silence import Silence, followed
 from watersmeet.matching.multi_windows import Moments, WindowClock, WindowFilter
 from watersmeet.records.intake import Order
 
@@ -28,9 +31,13 @@ class MultiWindows(Saved):
 
     SAVED: ClassVar[tuple[str, ...]] = ("clock",)
 
-    def __init__(self, spec: MultiSpec, meet_later: bool) -> None:
+    def __init__(self, spec: MultiSpec, meet_later: bool, events: Counter[str]) -> None:
         """`meet_later`: rows may meet others later than they come, and carry with them what was known then."""
+        assert spec.window is not None
         self.clock = WindowClock(spec)
+        self._events = events
+        self._silence = None if spec.window.idle is None else Silence(spec.window.idle, len(spec.names))
+        """Which inputs have fallen silent; None: that makes no difference."""
         self.parts: Sequence[Sequence[int]] = [(number,) for number in range(len(spec.names))]
         """By input, of which of the clock's inputs its rows have moments."""
         self.delays = Delays()
@@ -75,17 +82,40 @@ class MultiWindows(Saved):
         raise ProtocolError("a join of several inputs by windows does not take Punctuate")
 
     def listen(self, now: float, speaks: Sequence[bool], in_between: bool) -> bool:
-        """An input that is silent holds back the others: none is overtaken."""
-        return False
+        """A poll begins, with rows of these inputs; `in_between`: all that came before was worked off. Whether an input
+        was overtaken, and so has come further.
+        """
+        if self._silence is None or not in_between:
+            return False
+        return self._let_follow(self._silence.listen(now, speaks))
 
     def follow(self) -> None:
-        """None was overtaken."""
+        """Those that are overtaken come as far as the others have come."""
+        if self._silence is not None:
+            self._let_follow(self._silence.overtaken)
+
+    def _let_follow(self, overtaken: Sequence[bool]) -> bool:
+        before = self.clock.newest
+        self.clock.advance(followed(before, overtaken))
+        further = before != self.clock.newest
+        self._events["overtaken"] += further
+        return further
 
     def wake_at(self, ended: Sequence[bool]) -> float | None:
-        """Never: all follows from rows."""
-        return None
+        """When an input that says nothing will no longer hold back the others."""
+        return None if self._silence is None else self._silence.wake_at(ended)
 
     # --- for people, and for snapshots ---
+
+    def to_state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {**super().to_state(), "silence": None if self._silence is None else self._silence.to_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where a snapshot was taken; one of a join that is told of no silences may know none."""
+        super().load(state)
+        if self._silence is not None:
+            self._silence.load(state["silence"])
 
     def figures(self, rows: int, delays: Delays) -> WindowFigures:
         """For people; so many rows are remembered, and results took so long."""

@@ -114,7 +114,7 @@ class MultiwayJoin(Operator):
         return MomentPlan(spec, number, exact_hash, 1 + (words_known(spec) if cls.settles_windows else 0))
 
     def _make_windows(self) -> MultiWindows | None:
-        return None if self.spec.window is None else MultiWindows(self.spec, self.settles_windows)
+        return None if self.spec.window is None else MultiWindows(self.spec, self.settles_windows, self.events)
 
     @classmethod
     def _row_bytes(cls, spec: MultiSpec, plans: Sequence[RowPlan]) -> list[int]:

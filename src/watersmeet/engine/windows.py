@@ -21,7 +21,7 @@ from watersmeet.core.saved import Saved
 from watersmeet.core.spec import JoinSpec
 from watersmeet.core.windows import FAR, WindowJoinSpec
 from watersmeet.engine.arrival import Arrival
-from watersmeet.engine.silence import Silence
+from watersmeet.engine.silence import Silence, followed
 from watersmeet.matching.found_pairs import Between, PairBuffer
 from watersmeet.matching.lookup import Index, Lookup
 from watersmeet.matching.range_lookup import RangeLookup
@@ -133,13 +133,10 @@ class Windows(Saved):
             self._let_follow(self._silence.overtaken)
 
     def _let_follow(self, overtaken: Sequence[bool]) -> bool:
-        before = list(self.newest)
-        for side in (0, 1):
-            if overtaken[side]:
-                self.newest[side] = max(before)
-        followed = any(now > then for now, then in zip(self.newest, before, strict=True))
-        self._events["overtaken"] += followed
-        return followed
+        before, self.newest = self.newest, followed(self.newest, overtaken)
+        further = before != self.newest
+        self._events["overtaken"] += further
+        return further
 
     def wake_at(self, ended: Sequence[bool]) -> float | None:
         """When an input that says nothing will no longer hold back the other."""

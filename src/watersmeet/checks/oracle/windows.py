@@ -50,7 +50,7 @@ def reference_window_pairs(
     if spec.counted:
         return [(i, j) for i, j in pairs if _counted(spec, arrived, i, j)]
     times = _times(left, right, spec)
-    watermarks = _watermarks(times, spec, looks or [(0.0, [(side, None) for side in order])])
+    watermarks = _watermarks(times, spec, looks or _at_once(order))
     return [(i, j) for i, j in pairs if _meet(spec, times, watermarks, arrived, i, j)]
 
 
@@ -67,7 +67,7 @@ def _counted(spec: WindowJoinSpec, arrived: tuple[list[int], list[int]], i: int,
 def _meet(
     spec: WindowJoinSpec,
     times: tuple[list[int | None], list[int | None]],
-    watermarks: tuple[list[int | None], ...],
+    watermarks: Sequence[list[int | None]],
     arrived: tuple[list[int], list[int]],
     i: int,
     j: int,
@@ -112,27 +112,37 @@ def _start(window: Window, at: int, step: int | None) -> int:
     return (at if step is None else at // step * step) - span
 
 
+def _at_once(order: Sequence[int]) -> list[Look]:
+    return [(0.0, [(number, None) for number in order])]
+
+
 def _watermarks(
-    times: tuple[list[int | None], list[int | None]], spec: WindowJoinSpec, looks: Sequence[Look]
-) -> tuple[list[int | None], list[int | None]]:
+    times: Sequence[list[int | None]], spec: WindowJoinSpec | MultiSpec, looks: Sequence[Look]
+) -> list[list[int | None]]:
     """For each row, the time from which on it is not late: what its input had reached before it, less the lateness.
 
-    An input has reached its newest time; or, if it says nothing for as long as `idle`, what the other has reached that
-    spoke later than it did.
+    An input has reached its newest time; or, if it says nothing for as long as `idle` while another does, what all
+    those have reached of which that cannot be said.
     """
+    assert spec.window is not None
     lateness, idle = _length(spec.window.lateness), spec.window.idle
-    marks: tuple[list[int | None], list[int | None]] = ([], [])
-    newest: list[int | None] = [None, None]
-    spoke = [looks[0][0] - 1e-9] * 2
+    marks: list[list[int | None]] = [[] for _ in times]
+    newest: list[int | None] = [None for _ in times]
+    spoke = [looks[0][0] - 1e-9 for _ in times]
 
     def reach(side: int, time: int | None) -> None:
         before = newest[side]
         newest[side] = time if before is None or (time is not None and time > before) else before
 
     def overtake(at: float) -> None:
-        for side in (0, 1):
-            if idle is not None and at >= spoke[side] + idle and spoke[1 - side] > spoke[side]:
-                reach(side, newest[1 - side])
+        if idle is None:
+            return
+        silent = [at >= last + idle and any(other > last for other in spoke) for last in spoke]
+        reached = [newest[number] for number in range(len(times)) if not silent[number]]
+        least = None if any(time is None for time in reached) else min(time for time in reached if time is not None)
+        for number in range(len(times)):
+            if silent[number]:
+                reach(number, least)
 
     for at, items in looks:
         overtake(at)
@@ -223,9 +233,11 @@ def _length(span: Any) -> int:
 
 
 def reference_window_combinations(
-    tables: Sequence[pa.Table], spec: MultiSpec, order: Sequence[int]
+    tables: Sequence[pa.Table], spec: MultiSpec, order: Sequence[int], looks: Sequence[Look] | None = None
 ) -> list[tuple[int, ...]]:
     """The row numbers of all combinations within the windows, if rows arrive in this order of inputs.
+
+    `looks` says the same with the times at which they were looked at.
 
     >>> from watersmeet.core.many_windows import parse_many_windows
     >>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
@@ -245,7 +257,7 @@ def reference_window_combinations(
     assert spec.window.time is not None
     columns = [table.column(name) for table, name in zip(tables, spec.window.time, strict=True)]
     times = [comparable_values(column, columns[0].type) for column in columns]
-    marks = [_marks(each, _length(spec.window.lateness)) for each in times]
+    marks = _watermarks(times, spec, looks or _at_once(order))
     return [rows for rows in found if _timed(spec, times, marks, arrived, rows)]
 
 
@@ -288,17 +300,6 @@ def _timed(
         return True
     # A late row meets what has not expired by then: what rows of its input that are in time may meet.
     return all(moments[i] >= mark - lengths[i] for i in range(len(rows)) if i != last)
-
-
-def _marks(times: list[int | None], lateness: int) -> list[int | None]:
-    """For each row, the time from which on it is not late: the newest before it, less the lateness."""
-    marks: list[int | None] = []
-    newest: int | None = None
-    for time in times:
-        marks.append(None if newest is None else newest - lateness)
-        if time is not None and (newest is None or time > newest):
-            newest = time
-    return marks
 
 
 def reference_asof_pairs(left: pa.Table, right: pa.Table, spec: AsofSpec) -> list[tuple[int, int | None]]:

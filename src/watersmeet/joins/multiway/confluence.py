@@ -244,10 +244,13 @@ class ManyConfluence(RoomFirst, MultiwayJoin):
         return super().poll(now, fuel)
 
     def wake_at(self) -> float | None:
-        """When the oldest row that owes something has owed it for as long as it may; at once, if idle time pays."""
+        """When the oldest row that owes something has owed it for as long as it may, or an input that says nothing no
+        longer holds back the others; at once, if idle time pays.
+        """
         if isinstance(self._task, ManySettlement) or self._idling_pays():
             return self.now
-        return self.owed_since.wake_at([0]) if self.tables and self.owes else None
+        wanted = self.owed_since.wake_at([0]) if self.tables and self.owes else None, super().wake_at()
+        return min((at for at in wanted if at is not None), default=None)
 
     def report(self) -> Report:
         """How late results were, and how many rows have yet to settle."""

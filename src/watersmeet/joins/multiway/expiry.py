@@ -43,6 +43,7 @@ class Expiry:
 
     Runs become one only where together they span a quarter of the window or less, so that they still go in time.
     An input that has been silent keeps the others' rows alive, where windows measure time: it may still send old rows.
+    With `idle` in the windows it does so for that long only.
 
     >>> import pyarrow as pa
     >>> from watersmeet.core.many_windows import parse_many_windows

@@ -50,6 +50,7 @@ class WindowedMJoin(MultiwayJoin):
     them, and each takes a little memory, so that windows of many times the memory are for `confluence`.
 
     An input that has been silent keeps the others' rows alive, where windows measure time: it may still send old rows.
+    With `idle` in the windows it does so for that long only.
 
     :param flush: which partitions leave memory, see `MJoin`.
     :param probing: pins the order of look-ups: for each input's name, the others' names.
@@ -111,6 +112,7 @@ class WindowedMJoin(MultiwayJoin):
 
     def arrival_done(self) -> None:
         """What has expired goes every now and then: see `admit`."""
+        self.timed.follow()
 
     def must_keep(self, number: int) -> bool:
         """Whether a row that arrives on this input can still find partners later: nobody has to wait for the disk."""

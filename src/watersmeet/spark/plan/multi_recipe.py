@@ -109,8 +109,10 @@ class MultiFactory(Recipe):
     # --- with windows ---
 
     @property
-    def idle(self) -> None:
-        """A silent input is waited for."""
+    def idle(self) -> float | None:
+        """Seconds after which a silent input no longer holds back the others."""
+        assert self.spec.window is not None
+        return self.spec.window.idle
 
     @property
     def waits_for_time(self) -> bool:

@@ -51,6 +51,7 @@ def multijoin(
     time: object = None,
     lateness: Span | None = None,
     late: str = "keep",
+    idle: Span | float | None = None,
     how: Mapping[str, str] | str = "inner",
     memory: str | int = "512 MiB",
     state: str | os.PathLike[str] | None = None,
@@ -90,6 +91,9 @@ def multijoin(
     :param lateness: by so much a row may be older than the newest of its input in the batches before.
     :param late: what becomes of rows that are later still: `"keep"` lets them meet what has not expired, `"drop"`
         ignores them, `"error"` ends the query. They are counted in the progress, as `NAME_late`.
+    :param idle: after so long, `"30 s"` or seconds, an input that says nothing while another does no longer holds back
+        the others: it counts as having come as far as the one of them that had come least far before the batch, until
+        it speaks. What it then says may be late. Time is that of the micro-batches, when each began.
     :param how: of batch DataFrames and streams that end: `{"orders": "left"}` for one input whose rows come out in any
         case, with NULLs beside those that are in no result, as soon as the other inputs have ended; `"inner"`: for
         none.
@@ -108,9 +112,9 @@ def multijoin(
     streaming = _are_streams(names, frames)
     windows = None
     if window is not None:
-        windows = parse_many_windows(window, names, time, lateness, late)
-    elif time is not None or lateness is not None:
-        raise SpecError("time= and lateness= are for joins by windows; add window=, or leave them out")
+        windows = parse_many_windows(window, names, time, lateness, late, idle)
+    elif any(given is not None for given in (time, lateness, idle)):
+        raise SpecError("time=, lateness= and idle= are for joins by windows; add window=, or leave them out")
     signs = tuple(has_signs(frame, name) for name, frame in inputs.items())
     # Of windows, ends are none of their concern, and signs of life tell how far an input has come.
     ends = windows is None and _all_end(names, signs, streaming)
@@ -133,7 +137,8 @@ def multijoin(
         )  # fmt: skip
     else:
         ticks = signs if streaming else ()
-        tagging = plan.tagging(grid, wakes=streaming, ticks=ticks, needed=plan.needed(windows))
+        timed = streaming and windows.idle is not None
+        tagging = plan.tagging(grid, wakes=streaming, ticks=ticks, needed=plan.needed(windows), timed=timed)
         Shares.check(plan.memory, plan.factory.least_memory())
         task = WindowTask(
             plan.factory, tagging.layout, plan.memory, groups, plan.state, retained_batches(frames[0]), None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from watersmeet.engine.silence import overtaken
+from watersmeet.engine.silence import followed, overtaken
 from watersmeet.records.times import NEVER
 from watersmeet.spark.state.directory import StateDirectory, batch_of, token_of
 from watersmeet.spark.state.files import checked_json, make_directory, names_in, publish, read_json, remove
@@ -116,7 +116,7 @@ _MICROSECONDS = 1_000_000
 
 
 class Silences:
-    """Both inputs at one batch: how far they had come before it, and what is to be told to the next.
+    """All inputs at one batch: how far they had come before it, and what is to be told to the next.
 
     A task knows when its batch began: Spark says so, and says the same when the batch is carried out once more. So each
     task leaves behind, beside the newest times of its rows, when its inputs last spoke; and whether an input has been
@@ -131,14 +131,14 @@ class Silences:
 
     def __init__(self, before: Sequence[int], idle: float, at: int | None, speaks: Sequence[bool]) -> None:
         """`before` is what was told up to the batch, which began `at` so many microseconds; None: nobody has said."""
-        newest, spoke = list(before[:2]), list(before[2:])
+        inputs = len(speaks)
+        newest, spoke = list(before[:inputs]), list(before[inputs:])
         if at is not None:
             # Whoever has said nothing yet spoke just before the first batch.
             spoke = [at - 1 if each == NEVER else each for each in spoke]
-            most = max(newest)
-            found = [overtaken(side, spoke, at, round(idle * _MICROSECONDS)) for side in (0, 1)]
-            newest = [most if found[side] else newest[side] for side in (0, 1)]
-            spoke = [at if speaks[side] else spoke[side] for side in (0, 1)]
+            found = [overtaken(number, spoke, at, round(idle * _MICROSECONDS)) for number in range(inputs)]
+            newest = followed(newest, found)
+            spoke = [at if own else last for own, last in zip(speaks, spoke, strict=True)]
         self.newest = newest
         """How far each input has come, before this batch."""
         self._spoke = spoke
