@@ -145,3 +145,23 @@ def test_weather_is_the_real_one(modules: Any) -> None:
     streams = modules("diner_streams")
     schedule = streams.arriving(streams.real_keys("weather"), seed=1)
     assert modules("simulated").equal_pairs(schedule) == 1_064_985
+
+
+def test_a_lead_that_falls_in_between_does_not_grow(modules: Any) -> None:
+    """As long as DINER's lead at the last distance is larger than at the first, its way there decides."""
+    model = modules("model")
+    (experiment,) = modules("catalogue").choose(["diner-11/12"])
+    (claim,) = (each for each in experiment.claims if each.name == "grows-with-mean")
+
+    def holds(*leads: float) -> bool:
+        online = {f"mean +{mean}": lead for mean, lead in zip((0, 5, 10, 15, 20), leads, strict=True)}
+        measured = {}
+        for cell in experiment.cells:
+            join, point = cell.split(", ")
+            ahead = online.get(point, 1.0) if join == "DINER" else 1.0
+            measured[cell] = [model.Measured({"online": 1000.0 * ahead})]
+        return bool(claim.check(model.Results(1.0, [1], measured)).holds)
+
+    assert holds(1.0, 1.1, 1.1, 1.2, 1.3)
+    assert not holds(1.02, 0.96, 0.97, 0.83, 1.06)
+    assert not holds(1.2, 1.2, 1.2, 1.2, 1.2)
