@@ -38,6 +38,12 @@ CHANGES: Sequence[Change] = (
     Change(3, ("meta-",), "to check whether a row's key is over cost nothing"),
     Change(3, ("par-",), "what a row costs was not fitted: it was a hash and a move by the MJoin paper"),
     Change(3, ("ahewj-rate",), "RPWJ read only such runs in a dd-task as none had seen"),
+    Change(
+        4,
+        ("hybrid-rate", "hybrid-buffer", "hybrid-memory", "hybrid-bias", "hybrid-cpu"),
+        "the relation's keys were from all over, and not drawn like the stream's",
+    ),
+    Change(4, ("ewj-", "ahewj-"), "the processor was more than 16 times as fast as the MJoin paper's"),
 )
 NOW = max(change.number for change in CHANGES)
 
@@ -47,7 +53,7 @@ def told(experiment: str, measured_with: int, scale: float = 1.0) -> str:
 
     >>> print(told("hybrid-rate", 1)[:47], told("rpj-10", 2, 0.1)[-30:])
     Measured with the charges of an earlier version a seek took by as much longer.
-    >>> told("hybrid-rate", 2), told("par-rate", NOW), told("rpj-10", NOW, 0.1), told("rpj-10", 2, 1)
+    >>> told("miner-20", 2), told("par-rate", NOW), told("rpj-10", NOW, 0.1), told("rpj-10", 2, 1)
     ('', '', '', '')
     """
     since = [
