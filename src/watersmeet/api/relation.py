@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from watersmeet.core import html
 from watersmeet.core.closing import Closing
 from watersmeet.core.errors import RelationError, SpecError
-from watersmeet.core.given import plain_number
+from watersmeet.core.given import directory, plain_number
 from watersmeet.memory import parse_memory
 from watersmeet.relation.changes import StoredRelation, with_surrogate, without_surrogate
 from watersmeet.relation.relation import THETA, Design, RelationReader, published
@@ -81,19 +82,24 @@ class Relation(StoredRelation, Closing):
         partitions = plain_number(partitions)
         if partitions is not None and (partition != "hash" or partitions < 1):
             raise SpecError("partitions= is a number of hash partitions; ranges are cut by their size, segment=")
-        place = Path(path).expanduser().absolute()
-        names = (on,) if isinstance(on, str) else tuple(on)
+        place = directory(path, "path").absolute()
+        beside = place.parent if spill is None else directory(spill, "spill")
+        names = (on,) if isinstance(on, str) else on
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise RelationError(f"on={on!r} is not understood; write the key column's name, or a list of several")
         budget, theta = parse_memory(memory), parse_memory(segment)
         rows = as_source(data, "the relation's source")
         try:
             schema = with_surrogate(rows.schema(), surrogate)
-            design = Design(schema, names, partition, theta, unique or surrogate is not None, surrogate=surrogate)
+            design = Design(
+                schema, tuple(names), partition, theta, unique or surrogate is not None, surrogate=surrogate
+            )
             try:
                 make_private(place)
             except OSError as error:
                 raise spill_error(error, f"make the directory {place}") from error
             relation = cls(place, durable=durable)
-            with FileStore(place.parent if spill is None else Path(spill)) as runs:
+            with FileStore(beside) as runs:
                 relation.fill(design, rows.batches(), runs, budget, partitions=partitions, replace=replace)
             return relation
         finally:
@@ -102,7 +108,7 @@ class Relation(StoredRelation, Closing):
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Relation:
         """A relation that was built before; `RelationError` if there is none."""
-        place = Path(path).expanduser().absolute()
+        place = directory(path, "path").absolute()
         relation = cls(place)
         if not place.is_dir() or not published(relation.reader.store):
             raise RelationError(f"there is no relation in {place}; make one with Relation.build")
@@ -128,9 +134,12 @@ class Relation(StoredRelation, Closing):
     def delete(self, keys: object) -> int:
         """Remove all rows with these keys; returns the number of the version without them.
 
-        `keys` is whatever has rows with the key columns; for a single key column a list or an array of values will do.
+        `keys` is whatever has rows with the key columns; for a single key column a list, a set or an array of values
+        will do.
         """
         schema = pa.schema([self.schema.field(name) for name in self.on])
+        if isinstance(keys, Set | np.ndarray):
+            keys = list(keys)
         values: Any = keys
         if isinstance(keys, pa.Array | pa.ChunkedArray) or (
             isinstance(keys, Sequence) and len(keys) and not hasattr(keys[0], "keys") and not isinstance(keys, str)
@@ -139,7 +148,7 @@ class Relation(StoredRelation, Closing):
                 raise RelationError(f"the key has several columns ({', '.join(self.on)}); give rows that have them all")
             try:
                 column = keys.cast(schema.types[0]) if hasattr(keys, "cast") else pa.array(values, schema.types[0])
-            except pa.ArrowException as error:
+            except (pa.ArrowException, OverflowError) as error:
                 raise RelationError(f"the keys to delete are not of type {schema.types[0]}: {error}") from None
             chunks = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             return super().delete(pa.RecordBatch.from_arrays([chunks], schema=schema))

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from watersmeet.api.explanation import Choice, Explanation
 from watersmeet.core.errors import BudgetError, SourceError, SpecError
+from watersmeet.core.given import directory
 from watersmeet.core.lookup import LookupSpec
 from watersmeet.core.many_lookups import ChainSpec, SharedSpec
 from watersmeet.core.multi_spec import MultiSpec
@@ -60,7 +61,7 @@ class Settings:
         spool: str | int | None = None,
     ) -> Settings:
         """Settings in the words of a user."""
-        place = None if spill is None else Path(spill)
+        place = None if spill is None else directory(spill, "spill")
         room = None if spool is None else parse_memory(spool, "spool")
         if on_progress is not None and not callable(on_progress):
             raise SpecError(

@@ -1,10 +1,14 @@
-"""Numbers as people give them."""
+"""Numbers and directories as people give them."""
 
 from __future__ import annotations
 
 import operator
+import os
 from numbers import Integral, Rational, Real
+from pathlib import Path
 from typing import Any
+
+from watersmeet.core.errors import SpecError
 
 
 def plain_number(value: Any) -> Any:
@@ -21,3 +25,22 @@ def plain_number(value: Any) -> Any:
     if isinstance(value, Integral) and not isinstance(value, bool):
         return operator.index(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
+
+
+def directory(given: object, what: str) -> Path:
+    """The path of a directory that the parameter `what` names, with the user's home in the place of `~`.
+
+    >>> directory("spilled", "spill").name
+    'spilled'
+    >>> directory("", "spill")
+    Traceback (most recent call last):
+    watersmeet.core.errors.SpecError: spill must be the path of a directory, not ''
+    """
+    if isinstance(given, str | os.PathLike):
+        text = os.fspath(given)
+        try:
+            if isinstance(text, str) and text:
+                return Path(text).expanduser()
+        except RuntimeError:  # there is no such user
+            pass
+    raise SpecError(f"{what} must be the path of a directory, not {given!r}")

@@ -118,7 +118,10 @@ def landmark(every: Span | None = None, *, since: int | date | datetime | None =
     """
     if (every is None) == (since is None):
         raise SpecError("a landmark is every so often, or since a moment: give one of the two")
-    return Landmark(None if every is None else parse_span(every, "landmark"), plain_number(since))
+    since = plain_number(since)
+    if since is not None and (isinstance(since, bool) or not isinstance(since, int | date)):
+        raise SpecError(f"since must be a date, a datetime, or a whole number of units, not {since!r}")
+    return Landmark(None if every is None else parse_span(every, "landmark"), since)
 
 
 def age(least: Span, most: Span) -> Age:
@@ -456,14 +459,18 @@ class WindowJoinSpec(JoinSpec):
         return Bounds(since=self._moment(window.since))
 
     def _moment(self, since: int | date | datetime | None) -> int:
-        tick = self.tick
-        if tick is None or isinstance(since, int):
-            if tick is not None or not isinstance(since, int):
-                raise SpecError(f"landmark {since!r} does not go with a time column of {self.time_types[0]}")
-            return since
-        kind = next((type_ for type_ in self.time_types if pa.types.is_timestamp(type_)), pa.timestamp("us"))
-        moment = pa.scalar(since, pa.timestamp("us", kind.tz)).value
-        return int(moment) * 1000 // tick
+        tick, told = self.tick, since
+        if isinstance(since, int) != (tick is None) or since is None:
+            needed = "a whole number of units" if tick is None else "a date or a datetime"
+            raise SpecError(f"since {since!r} does not go with a time column of {self.time_types[0]}; give {needed}")
+        if not isinstance(since, int):
+            assert tick is not None
+            moment = since if isinstance(since, datetime) else datetime(since.year, since.month, since.day)
+            kind = next((type_ for type_ in self.time_types if pa.types.is_timestamp(type_)), pa.timestamp("us"))
+            since = int(pa.scalar(moment, pa.timestamp("us", kind.tz)).value) * 1000 // tick
+        if abs(since) >= FAR:
+            raise SpecError(f"since {told!r} is too far from now to be told in units of the time columns")
+        return since
 
     @cached_property
     def fingerprint(self) -> str:

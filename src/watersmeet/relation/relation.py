@@ -78,6 +78,8 @@ class Design:
         if not self.on:
             raise RelationError("a relation needs at least one key column; say on='column'")
         for name in self.on:
+            if self.on.count(name) > 1:
+                raise RelationError(f"key column {name!r} is named {self.on.count(name)} times in on=; name it once")
             found = self.schema.get_all_field_indices(name)
             if not found:
                 raise RelationError(

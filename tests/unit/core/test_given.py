@@ -49,7 +49,7 @@ def test_whole_numbers_of_numpy_are_those_of_python(name: str, kind: type[Any]) 
 
 
 @pytest.mark.parametrize("true", [True, np.True_])
-@pytest.mark.parametrize("name", [name for name in WHOLE if name not in ("landmark since", "quotas")])
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "quotas"])
 def test_truth_values_are_no_numbers(name: str, true: object) -> None:
     with pytest.raises(wm.SpecError):
         WHOLE[name](true)
@@ -72,3 +72,20 @@ def test_joins_take_numbers_that_were_computed(tmp_path: Path) -> None:
     assert len(wm.asof_join(TIMES, TIMES, on="k", time="ts", tolerance=four, **settings).table()) == 3
     relation = wm.Relation.build(TIMES, "k", tmp_path / "rel", partition="hash", partitions=np.int64(2))
     assert relation.latest.partitions == 2
+
+
+@pytest.mark.parametrize("given", [5, "", b"spilled", "~nobody-has-this-name/x"])
+def test_what_names_no_directory_is_refused(given: Any, tmp_path: Path) -> None:
+    said = "must be the path of a directory, not "
+    with pytest.raises(wm.SpecError, match=f"^spill {said}"):
+        wm.join(TIMES, TIMES, on="k", spill=given)
+    with pytest.raises(wm.SpecError, match=f"^path {said}"):
+        wm.Relation.build(TIMES, "k", given)
+    with pytest.raises(wm.SpecError, match=f"^spill {said}"):
+        wm.Relation.build(TIMES, "k", tmp_path / "rel", spill=given)
+
+
+def test_rows_may_spill_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "spilled").mkdir()
+    assert Settings.of("1 MiB", "~/spilled", 1.0, None).spill == tmp_path / "spilled"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -153,6 +154,22 @@ def test_units() -> None:
     assert WindowJoinSpec(zoned, zoned, parse_on("k"), window=parse_windows(since, "t")).bounds[0].since == 86_400_000
 
 
+@pytest.mark.parametrize("type_", [pa.timestamp("us"), pa.timestamp("s", "UTC"), pa.date32(), pa.timestamp("ns")])
+def test_a_landmark_may_be_a_date(type_: pa.DataType) -> None:
+    schema = pa.schema({"k": pa.int64(), "t": type_})
+    told = [
+        WindowJoinSpec(schema, schema, parse_on("k"), window=parse_windows(wm.landmark(since=since), "t")).bounds[0]
+        for since in (date(1970, 1, 3), datetime(1970, 1, 3))
+    ]
+    assert told[0] == told[1] and told[0].since
+
+
+@pytest.mark.parametrize("since", ["2026-01-01", 1.5, True, np.datetime64("2026-01-01")])
+def test_landmarks_that_are_no_moment_are_refused(since: Any) -> None:
+    with pytest.raises(SpecError, match=r"^since must be a date, a datetime, or a whole number of units, not "):
+        wm.landmark(since=since)
+
+
 INTEGERS = {"k": pa.int64(), "t": pa.int64()}
 TIMES = {"k": pa.int64(), "t": pa.timestamp("ms")}
 
@@ -162,6 +179,9 @@ TIMES = {"k": pa.int64(), "t": pa.timestamp("ms")}
     [
         (INTEGERS, {"window": 5}, "needs time"),
         (INTEGERS, {"window": "5 s", "time": "t"}, "does not go with a time column of int64"),
+        (INTEGERS, {"window": wm.landmark(since=date(2026, 1, 1)), "time": "t"}, "int64; give a whole number of units"),
+        (TIMES, {"window": wm.landmark(since=5), "time": "t"}, "give a date or a datetime"),
+        (INTEGERS, {"window": wm.landmark(since=-(10**30)), "time": "t"}, "is too far from now"),
         (TIMES, {"window": 5, "time": "t"}, "does not go with a time column of timestamp"),
         (TIMES, {"window": "5 s", "time": "t", "slide": "10 us"}, "finer than the time columns"),
         (TIMES, {"window": "5 s", "time": "u"}, "'u' is not in left"),

@@ -247,6 +247,29 @@ def test_bad_requests_are_sentences(tmp_path: Path) -> None:
     assert relation.delete([99]) == 1, "no row, no new version"
 
 
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        (None, "on=None is not understood; write the key column's name, or a list of several"),
+        (5, "on=5 is not understood"),
+        ([1], r"on=\[1\] is not understood"),
+        (["k", "k"], "key column 'k' is named 2 times in on=; name it once"),
+    ],
+)
+def test_keys_that_are_no_columns_are_refused(on: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RelationError, match=f"^{said}"):
+        wm.Relation.build([{"k": 1}], on, tmp_path / "rel")
+
+
+def test_keys_to_delete_may_be_a_set_or_an_array(tmp_path: Path) -> None:
+    relation = wm.Relation.build(pa.table({"k": range(6)}), "k", tmp_path / "rel")
+    for keys in (np.array([0, 9]), {1, 2}, {3: "a"}.keys()):
+        relation.delete(keys)
+    assert sorted(relation.table()["k"].to_pylist()) == [4, 5]
+    with pytest.raises(RelationError, match="the keys to delete are not of type int64: "):
+        relation.delete([1 << 70])
+
+
 def test_laid_out_anew_for_new_readers(tmp_path: Path) -> None:
     old = wm.Relation.build(numbers(500), on="id", path=tmp_path / "r", segment=KIB)
     pinned = old.pin()
