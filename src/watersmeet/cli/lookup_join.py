@@ -69,6 +69,10 @@ def what_to_join(args: argparse.Namespace) -> dict[str, Any]:
         on.setdefault(name, []).append(condition)
     how = dict.fromkeys(relations, "inner")
     addressed = [_addressed(text, relations) for text in args.how]
+    for name, kind in addressed:
+        if name is None and ":" in kind:
+            called = kind.partition(":")[0]
+            raise SpecError(f"--how {kind} names {called!r}, which is no relation; there are {', '.join(relations)}")
     for name, kind in sorted(addressed, key=lambda each: each[0] is not None):  # what is said of one counts more
         how.update(dict.fromkeys(relations if name is None else [name], kind))
     return {"relation": relations, "on": on, "how": how}

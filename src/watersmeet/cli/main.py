@@ -432,6 +432,7 @@ def _run(args: argparse.Namespace, begin: Callable[..., Result | SparkFileJoin])
     if args.output is not None:
         sinks.check_target(args.output)
     figures.check_target(args.json)
+    figures.check_apart(args)
     if getattr(args, "explain", False):
         _explain(args, begin)
         return

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION:WIDTH",
-        help="such as 'trades.at = quotes.at:90s': values that differ by so much at most; needs --algorithm miner",
+        help="such as 'trades.at = quotes.at:90s': values that differ by so much at most; miner joins them",
     )
     parser.add_argument(
         "--how",
@@ -115,8 +115,11 @@ def _how(texts: Sequence[str]) -> object:
     """
     if not texts:
         return "inner"
+    for text in texts:
+        if ":" not in text and text != "inner":
+            raise SpecError(f"--how {text} does not say of which input; write --how NAME:{text}")
     if any(":" not in text for text in texts):
-        return texts[0]
+        return "inner"
     return dict(text.rsplit(":", 1) for text in texts)
 
 
