@@ -255,7 +255,7 @@ def common_tick(columns: Sequence[tuple[str, pa.DataType]]) -> int | None:
         told = [f"{name!r} ({told_type(type_)})" for name, type_ in columns]
         raise SpecError(
             f"columns {', '.join(told[:-1])} and {told[-1]} cannot tell the time of a window join; all must be "
-            f"integers, or dates and timestamps with or without a zone"
+            f"integers, and none uint64, or dates and timestamps, all with a zone or all without; cast them first"
         )
     return min(tick_nanoseconds(type_) for type_ in types) if dated else None
 

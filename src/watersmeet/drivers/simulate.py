@@ -134,6 +134,10 @@ def simulate(
         delays,
         buffer_rows,
     )
+    if not hasattr(schedule, "inputs"):
+        raise SpecError(
+            f"schedule is of type {type(schedule).__name__}; give a Schedule, of tables and the times of rows"
+        )
     with ExitStack() as cleanup:
         if isinstance(operator, str):
             usual = Output.PAIRS if delays else Output.COUNTS

@@ -15,7 +15,7 @@ ones the most even. Groups of up to three inputs are left whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf, prod
@@ -55,9 +55,10 @@ class Estimates:
         counts = tuple(float(rows[name]) for name in spec.names)
         if selectivities is None:
             selectivities = [1 / max(1.0, counts[edge.first], counts[edge.second]) for edge in spec.edges]
-        if len(selectivities) != len(spec.edges):
-            raise SpecError(f"there are {len(spec.edges)} conditions and {len(selectivities)} selectivities")
-        return cls(counts, tuple(map(float, selectivities)))
+        shares = _shares(selectivities)
+        if len(shares) != len(spec.edges):
+            raise SpecError(f"there are {len(spec.edges)} conditions and {len(shares)} selectivities")
+        return cls(counts, shares)
 
     def results(self, spec: MultiSpec, inputs: set[int]) -> float:
         """How many combinations of some inputs the conditions among them leave."""
@@ -98,6 +99,22 @@ def check_rows(rows: Mapping[str, float]) -> None:
             raise SpecError(
                 f"rows={{{name!r}: {count!r}}} is no number of rows; write about how many there are, 0 or more"
             )
+
+
+def _shares(selectivities: object) -> tuple[float, ...]:
+    """The selectivities of all conditions, or an error.
+
+    >>> _shares([0.5, 2])
+    Traceback (most recent call last):
+    watersmeet.core.errors.SpecError: selectivities has 2, which is no share of all row pairs; write one from 0 to 1
+    """
+    if isinstance(selectivities, str) or not isinstance(selectivities, Iterable):
+        raise SpecError(f"selectivities={selectivities!r} must be a list with the share of each condition")
+    shares = tuple(selectivities)
+    for share in shares:
+        if not isinstance(share, Real) or not 0 <= share <= 1:
+            raise SpecError(f"selectivities has {share!r}, which is no share of all row pairs; write one from 0 to 1")
+    return tuple(map(float, shares))
 
 
 @dataclass(frozen=True)

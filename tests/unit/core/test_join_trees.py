@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -59,6 +61,12 @@ def test_estimates_must_fit() -> None:
         Estimates.of(CHAIN, dict.fromkeys("rst", 10))
     with pytest.raises(SpecError, match="3 conditions and 1 selectivities"):
         Estimates.of(CHAIN, dict.fromkeys("rstu", 10), [0.5])
+
+
+@pytest.mark.parametrize("shares", [0.5, "abc", ["a", 1, 1], [-1, 0, 0], [0, 2, 0], [float("nan"), 0, 0], [None, 0, 0]])
+def test_what_is_no_share_of_the_pairs_is_refused(shares: Any) -> None:
+    with pytest.raises(SpecError, match=r"^selectivities"):
+        Estimates.of(CHAIN, dict.fromkeys("rstu", 10), shares)
 
 
 @pytest.mark.parametrize("count", [-1, float("nan"), float("inf"), "10", None])

@@ -179,6 +179,7 @@ TIMES = {"k": pa.int64(), "t": pa.timestamp("ms")}
     [
         (INTEGERS, {"window": 5}, "needs time"),
         (INTEGERS, {"window": "5 s", "time": "t"}, "does not go with a time column of int64"),
+        ({"k": pa.int64(), "t": pa.uint64()}, {"window": 5, "time": "t"}, "all must be integers, and none uint64"),
         (INTEGERS, {"window": wm.landmark(since=date(2026, 1, 1)), "time": "t"}, "int64; give a whole number of units"),
         (TIMES, {"window": wm.landmark(since=5), "time": "t"}, "give a date or a datetime"),
         (INTEGERS, {"window": wm.landmark(since=-(10**30)), "time": "t"}, "is too far from now"),

@@ -456,6 +456,8 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], messa
 def test_a_schedule_of_another_join_is_refused() -> None:
     with pytest.raises(SpecError, match="the schedule has 1"):
         simulate(DictJoin(), arrivals(([0.0], [1])))
+    with pytest.raises(SpecError, match="schedule is of type list; give a Schedule, of tables and the times of rows"):
+        simulate("xjoin", [pa.table({"id": [1]})] * 2, on="id", memory="16 MiB")  # type: ignore[arg-type]
     other = Schedule([pa.table({"id": [1]}), pa.table({"key": [1]})], [np.zeros(1), np.zeros(1)])
     with pytest.raises(SpecError, match=r"input 1 .*\['key'\]"):
         simulate(DictJoin(), other)
