@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.core.errors import SpecError, WatersmeetError
 from watersmeet.spill.locks import CAN_LOCK, OPEN_LOCK, is_my_own, is_same_file, lock_if_possible, try_lock
@@ -44,19 +45,59 @@ def _csv(file: pa.NativeFile, schema: pa.Schema) -> Any:
     return pyarrow.csv.CSVWriter(file, schema)
 
 
-def _arrow(file: pa.NativeFile, schema: pa.Schema) -> Any:
-    import pyarrow.ipc
+class _Arrow:
+    """An Arrow IPC file, which has one dictionary for each column.
 
-    return pyarrow.ipc.new_file(file, schema)
+    Batches of results have dictionaries of their own. What is new in each is put behind what is in the file already.
+    """
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        import pyarrow.ipc
+
+        options = pyarrow.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        self._writer = pyarrow.ipc.new_file(file, schema, options=options)
+        self._known: dict[str, pa.Array] = {}
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        columns = [
+            self._in_one_dictionary(name, column) if pa.types.is_dictionary(column.type) else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+
+    def _in_one_dictionary(self, name: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
+        own = column.dictionary
+        # The format knows no way from an empty dictionary to another one.
+        known = self._known.setdefault(name, own if len(own) else pa.nulls(1, own.type))
+        if own.equals(known):
+            return column
+        new = own.filter(pc.is_null(pc.index_in(own, value_set=known))).unique()
+        if len(new):
+            known = self._known[name] = pa.concat_arrays([known, new])
+        places = pc.index_in(own, value_set=known).take(column.indices)
+        try:
+            return pa.DictionaryArray.from_arrays(
+                places.cast(column.type.index_type), known, ordered=column.type.ordered
+            )
+        except pa.ArrowInvalid:
+            raise SpecError(
+                f"column {name!r} has {len(known):,} different values, more than {column.type.index_type} indices of "
+                f"its dictionary can number in one file; cast it first, or write .parquet"
+            ) from None
+
+    def close(self) -> None:
+        """Write what belongs at the end."""
+        self._writer.close()
 
 
 FORMATS: Mapping[str, tuple[str, Callable[[pa.NativeFile, pa.Schema], Any]]] = {
     ".parquet": ("Parquet", _parquet),
     ".pq": ("Parquet", _parquet),
     ".csv": ("CSV", _csv),
-    ".arrow": ("Arrow IPC", _arrow),
-    ".feather": ("Arrow IPC", _arrow),
-    ".ipc": ("Arrow IPC", _arrow),
+    ".arrow": ("Arrow IPC", _Arrow),
+    ".feather": ("Arrow IPC", _Arrow),
+    ".ipc": ("Arrow IPC", _Arrow),
 }
 
 
