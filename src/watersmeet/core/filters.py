@@ -39,6 +39,8 @@ _OPPOSITE = {"!=": "=", "<=": ">", ">=": "<"}
 """Of what always has an order: one holds where the other does not."""
 _DEEPEST = 100
 """So deep may conditions stand in each other."""
+_LONGEST = 400
+"""Numbers of more digits are infinite to a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +252,16 @@ class _Parser:
 
 
 def _number(text: str) -> int | float | Decimal:
-    """A number from words; one that a double would round as the decimal that it is."""
+    """A number from words; one that a double would round as the decimal that it is.
+
+    >>> _number("12"), _number("0.5"), _number("0.30000000000000000001"), _number("9" * 5000)
+    (12, 0.5, Decimal('0.30000000000000000001'), inf)
+    """
+    rounded = float(text)
+    if len(text) > _LONGEST:  # no column has so many digits, and Python reads no more than some thousands
+        return rounded
     if re.fullmatch(r"-?\d+", text):
         return int(text)
-    rounded = float(text)
     return rounded if "e" in text.lower() or Decimal(repr(rounded)) == Decimal(text) else Decimal(text)
 
 

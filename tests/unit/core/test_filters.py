@@ -107,6 +107,8 @@ def test_queries_filter_and_divide_columns_of_any_encoding(kind: str) -> None:
         ("i = 90071992547409933.00", [3]),
         ("i < 90071992547409933.5 and i > 90071992547409932.5", [3]),
         (f"v < {'9' * 90}", [1, 2, 3]),
+        (f"v < {'9' * 5000} and i > -{'9' * 5000}", [1, 2, 3]),
+        (f"v > 1.{'0' * 5000}1", [2, 3]),
     ],
 )
 def test_numbers_are_compared_with_decimals_as_they_are_written(condition: str, passing: list[int]) -> None:
