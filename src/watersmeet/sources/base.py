@@ -14,7 +14,7 @@ import pyarrow as pa
 from watersmeet.core.errors import ProtocolError, SourceError, SpecError
 from watersmeet.core.given import plain_number
 from watersmeet.core.promises import Promises
-from watersmeet.sources.conform import Mismatch, conform
+from watersmeet.sources.conform import Mismatch, conform, without_order
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 1 << 20
@@ -67,7 +67,7 @@ class BaseSource(ABC):
         if schema is not None and not isinstance(schema, pa.Schema):
             raise SpecError(f"schema must be a pyarrow.Schema, not {type(schema).__name__}")
         self.name = name
-        self._schema = None if schema is None else schema.remove_metadata()
+        self._schema = None if schema is None else without_order(schema.remove_metadata())
         self.batch_rows = batch_rows
         """Of a batch at most."""
         self._begun = False
@@ -97,7 +97,7 @@ class BaseSource(ABC):
         if self._schema is None:
             try:
                 # What a writer noted about the whole table describes that table, not the rows that go on from here.
-                self._schema = self._find_schema().remove_metadata()
+                self._schema = without_order(self._find_schema().remove_metadata())
             except SourceError:
                 raise
             except Exception as error:

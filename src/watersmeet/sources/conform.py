@@ -61,8 +61,23 @@ def positions(found: pa.Schema, expected: pa.Schema) -> list[int]:
     return [next(where[name]) for name in expected.names]
 
 
+def without_order(schema: pa.Schema) -> pa.Schema:
+    """The same columns, categories without the order of their dictionary: each batch of results has one of its own.
+
+    >>> ordered = pa.dictionary(pa.int8(), pa.string(), ordered=True)
+    >>> without_order(pa.schema({"grade": ordered})).types[0].ordered
+    False
+    """
+    for at, field in enumerate(schema):
+        if pa.types.is_dictionary(field.type) and field.type.ordered:
+            schema = schema.set(at, field.with_type(pa.dictionary(field.type.index_type, field.type.value_type)))
+    return schema
+
+
 def fit(column: pa.Array, field: pa.Field) -> pa.Array:
     """A column cast to a field's type, or a `Mismatch` that says why it cannot be."""
+    if pa.types.is_dictionary(column.type) and column.type.ordered:
+        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary)
     if column.type != field.type:
         if not castable(column.type, field.type):
             raise Mismatch.of_types(field.name, column.type, field.type)

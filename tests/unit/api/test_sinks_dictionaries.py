@@ -53,3 +53,14 @@ def test_categories_of_frames_are_written_in_every_format(name: str, tmp_path: P
     pd.testing.assert_frame_equal(
         found.sort_values("id", ignore_index=True), expected.sort_values("id", ignore_index=True), check_dtype=False
     )
+
+
+@pytest.mark.parametrize("schema", [False, True], ids=["its own schema", "a schema given"])
+def test_ordered_categories_come_out_without_an_order_in_place_of_a_wrong_one(schema: bool) -> None:
+    grades = pd.Categorical(["high", "low", "mid"], categories=["low", "mid", "high"], ordered=True)
+    left = pa.table({"id": [1, 2, 3], "grade": pa.array(grades)})
+    assert left.schema.field("grade").type.ordered
+    source = wm.source(iter(left.to_batches()), schema=left.schema) if schema else left
+    found = wm.join(source, pa.table({"id": [3, 1, 2]}), on="id", memory="8 MiB").pandas()
+    assert dict(zip(found["id"], found["grade"], strict=True)) == {1: "high", 2: "low", 3: "mid"}
+    assert not found["grade"].cat.ordered
