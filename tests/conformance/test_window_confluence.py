@@ -165,7 +165,9 @@ def still_overtaken(silence: Silence, now: float, speaks: Any) -> list[bool]:
     """An input that has spoken goes on following the other."""
     before = list(silence.overtaken)
     found = real_listen(silence, now, speaks)
-    silence.overtaken = [was or each for was, each in zip(before, silence.overtaken, strict=True)]
+    overtaken = [was or each for was, each in zip(before, silence.overtaken, strict=True)]
+    if not all(overtaken):  # somebody must be followed
+        silence.overtaken = overtaken
     return found
 
 

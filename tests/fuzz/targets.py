@@ -137,7 +137,7 @@ def _multijoin(words: list[str]) -> None:
     multijoin.what_to_join(
         argparse.Namespace(
             inputs=[inputs, "b=b.csv"], on=[on], band=[band], how=[], window=[window], time=["b:at"], lateness=None,
-            late="keep", delay=None, rows=[rows],
+            late="keep", idle=None, delay=None, rows=[rows],
         )
     )  # fmt: skip
 

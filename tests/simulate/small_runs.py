@@ -240,7 +240,7 @@ RUNS: dict[str, Run] = {
         f"join by {name}": two(wm.join, on="id", algorithm=name)
         for name in ("xjoin", "hmj", "pmj", "rpj", "diner", "metadata_mjoin")
     },
-    "join in threads": two(wm.join, on="id", how="left", threads=2, memory=4 * MEMORY),
+    "join in threads": two(wm.join, on="id", how="left", threads=2, memory=2 * MEMORY),
     "join with spool": spooled,
     "join with shed": shed,
     "band": two(wm.join, on=wm.band("x", 0.5)),

@@ -112,7 +112,7 @@ def _shares(selectivities: object) -> tuple[float, ...]:
         raise SpecError(f"selectivities={selectivities!r} must be a list with the share of each condition")
     shares = tuple(selectivities)
     for share in shares:
-        if not isinstance(share, Real) or not 0 <= share <= 1:
+        if not isinstance(share, Real) or not 0 <= float(share) <= 1:
             raise SpecError(f"selectivities has {share!r}, which is no share of all row pairs; write one from 0 to 1")
     return tuple(map(float, shares))
 
