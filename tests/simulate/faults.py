@@ -71,6 +71,8 @@ class Faults:
         """Those that have happened, in their order."""
         self.on = True
         self._lock = threading.Lock()
+        self._counting: int | None = None
+        """Which thread has the lock: what it does besides is done by finalizers of garbage that is collected then."""
 
     @property
     def failures(self) -> int:
@@ -79,24 +81,33 @@ class Faults:
 
     def due(self, operation: str) -> Fault | None:
         """Count an operation, and say what happens to it; None: nothing."""
+        if self._counting == threading.get_ident():
+            return None
         with self._lock:
-            if not self.on:
-                return None
-            self.calls[operation] += 1
-            total = self.calls.total()
-            for fault in self.planned:
-                if fault.operation in ("", operation):
-                    number = self.calls[operation] if fault.operation else total
-                    if fault.at <= number < fault.at + fault.lasts:
-                        self.injected[f"{operation} {_named(fault)}"] += 1
-                        if fault.how != "slow":
-                            self.failed.append(fault)
-                        return fault
+            self._counting = threading.get_ident()
+            try:
+                return self._counted(operation)
+            finally:
+                self._counting = None
+
+    def _counted(self, operation: str) -> Fault | None:
+        if not self.on:
+            return None
+        self.calls[operation] += 1
+        total = self.calls.total()
+        for fault in self.planned:
+            if fault.operation in ("", operation):
+                number = self.calls[operation] if fault.operation else total
+                if fault.at <= number < fault.at + fault.lasts:
+                    self.injected[f"{operation} {_named(fault)}"] += 1
+                    if fault.how != "slow":
+                        self.failed.append(fault)
+                    return fault
         return None
 
     def perform(self, operation: str, act: Callable[[], Made], half: Callable[[], Made] | None = None) -> Made:
         """Carry out an operation, or whatever the plan says of it."""
-        if not self.on:
+        if not self.on or self._counting == threading.get_ident():
             return act()
         self.before(operation)
         fault = self.due(operation)

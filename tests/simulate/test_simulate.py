@@ -12,6 +12,7 @@ import pytest
 from simulate import seeds
 from simulate.disk import OPERATIONS
 from simulate.embedded import VERBS
+from simulate.faults import Faults
 from simulate.seeds import Outcome, is_of_tasks, play, shrunk
 from simulate.world import Trial
 from watersmeet.matching.ledger import Ledger
@@ -105,3 +106,19 @@ def test_what_is_broken_is_found_and_shrunk(
     assert told.spared or told.rows < 1 or told.dropped or told.fuel > 1
     assert told.again.startswith(f'make simulate ARGS="--seed {told.seed} ')
     assert type(play(told).error) is type(least.error)
+
+
+def test_garbage_that_is_collected_while_an_operation_is_counted_is_let_go() -> None:
+    """Its finalizer removes a file in the same thread, which neither waits for itself nor changes over."""
+    changed_over: list[str] = []
+    faults = Faults(before=changed_over.append)
+
+    class Collecting(Counter[str]):
+        def total(self) -> int:
+            faults.perform("unlink", lambda: None)
+            return super().total()
+
+    faults.calls = Collecting()
+    assert faults.perform("write", lambda: "written") == "written"
+    assert changed_over == ["write"]
+    assert dict(faults.calls) == {"write": 1}
