@@ -122,3 +122,10 @@ def test_garbage_that_is_collected_while_an_operation_is_counted_is_let_go() -> 
     assert faults.perform("write", lambda: "written") == "written"
     assert changed_over == ["write"]
     assert dict(faults.calls) == {"write": 1}
+
+
+def test_rows_that_waited_for_a_disk_which_has_expired_leave_memory() -> None:
+    """They owe nothing any more, and make room for others: a join of two kilobytes a row had none left."""
+    outcome = play(Trial(900_881, stream="windows of the papers"))
+    assert outcome.error is None
+    assert outcome.steps["dumps"] and outcome.steps["expired segments"]

@@ -200,7 +200,7 @@ class _Run:
 
 
 def _changes(case: AnyLookupCase) -> bool:
-    return any(move.what == "upsert" for move in case.moves)
+    return any(move.what in ("upsert", "delete") for move in case.moves)
 
 
 def _room_to_grow(case: AnyLookupCase) -> int:

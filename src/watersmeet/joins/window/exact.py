@@ -187,6 +187,10 @@ class ExactWindowJoin(Operator):
 
     def slice_taken(self, side: int) -> None:
         """Rows that arrive while nothing of the other side has left memory have nothing to meet on disk."""
+        self._met_if_none_absent(side)
+
+    def _met_if_none_absent(self, side: int) -> None:
+        """Where nothing of the other side is on disk alone, a side's rows have met all that is there."""
         if not self.disks[1 - side].absent:
             self._all_probed(side, self.clock)
 
@@ -288,6 +292,10 @@ class ExactWindowJoin(Operator):
             self.saver.discard(names)
             self.events["expired segments"] += len(names)
             some |= bool(names)
+        for side in (0, 1):
+            # What rows have yet to meet may all have expired: else they would wait for a scan that nobody needs.
+            if self.last_kept[side] > self.probed[side]:
+                self._met_if_none_absent(side)
         return some
 
     def _input_closed(self, side: int) -> None:
@@ -346,6 +354,8 @@ class ExactWindowJoin(Operator):
                 piece.number + int(place) for piece in disk.pieces for place in np.flatnonzero(piece.left == FOREVER)
             }
             assert held == there, "a block that has not left is in memory, and no other"
+            owe = self.last_kept[1 - side] > self.probed[1 - side]
+            assert disk.absent or not owe, "rows wait for what is on disk, and for nothing else"
             for queue in table.queues:
                 on_disk = [bool(table.disk[block] >= 0) for block in queue]
                 assert on_disk == sorted(on_disk, reverse=True), "the oldest blocks are dumped first"
