@@ -57,6 +57,11 @@ def test_keys_of_one_hash_are_told_apart(seed: int, monkeypatch: pytest.MonkeyPa
     run_case(AsofJoin, make_asof_case(seed, AsofJoin, fan_in=3), fan_in=3)
 
 
+def test_the_first_of_equal_times_stays_for_who_waits_to_be_nearest() -> None:
+    """Two right rows came at the mark of the last settlement, of which only the last had been kept."""
+    run_case(AsofJoin, make_asof_case(901_091, AsofJoin, fan_in=3), fan_in=3)
+
+
 def test_runs_on_files(tmp_path: Any) -> None:
     for seed in range(8000, 8010):
         with FileStore(tmp_path) as store:

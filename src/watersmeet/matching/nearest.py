@@ -12,8 +12,9 @@ whatever chunks rows come in and whatever memory there is.
 
 **What may be forgotten.** Let `P` be a time such that all left rows that wait or may come ask for partners as of `P`
 or later. A right row that has a successor of the same key whose time is not after `P` is the last up to no such time,
-and can go; looking forward, so can every row before `P`. (`tests/conformance/test_asof_mutants.py` breaks each of
-these.)
+and can go; but not at `P` itself if the nearest is wanted: a left row that found nobody near enough before may wait for
+the first that comes right then. Looking forward, so can every row before `P`. (`tests/conformance/test_asof_mutants.py`
+breaks each of these.)
 """
 
 from __future__ import annotations
@@ -146,6 +147,9 @@ class Forgetting:
             return times >= self.bound
         kept = np.ones(len(rows), np.bool_)
         kept[:-1] = (hashes[1:] != hashes[:-1]) | (times[1:] > self.bound)
+        if self._direction != BACKWARD:
+            # Who waits to be nearest, and has asked before the bound, takes the first row that comes right at it.
+            kept |= times >= self.bound
         if self._codec is not None and not kept.all():
             gone = np.flatnonzero(~kept)
             pair = [self._key_arrays(source, rows[at]) for at in (gone, gone + 1)]
