@@ -79,6 +79,13 @@ def same_hash_means_same_key(self: Forgetting, hashes: Any, times: Any, rows: An
     return kept
 
 
+def only_the_last_at_the_bound(self: Forgetting, hashes: Any, times: Any, rows: Any, source: Any) -> Any:
+    """Of rows that come right at the bound, the first is forgotten, for which somebody waits."""
+    kept = real_kept(self, hashes, times, rows, source)
+    kept[:-1] &= (hashes[1:] != hashes[:-1]) | (times[:-1] != self.bound) | (times[1:] != self.bound)
+    return kept
+
+
 def nobody_was_answered(self: LeftRows, state: Any) -> None:
     """What was handed out is forgotten with a snapshot."""
     self._answered = np.zeros(max(1024, self.table.rows), np.uint8)
@@ -98,6 +105,7 @@ MUTANTS: dict[str, tuple[type[Any], str, Any, int]] = {
     "newest sources first": (RightSide, "sources", newest_sources_first, 5),
     "late rows ask as of their own time": (AsofTiming, "read", late_rows_ask_as_of_their_own_time, 10),
     "a successor of another key": (Forgetting, "kept", same_hash_means_same_key, 2),
+    "only the last at the bound": (Forgetting, "kept", only_the_last_at_the_bound, 901_091),
     "answers lost in a snapshot": (LeftRows, "load_answered", nobody_was_answered, 5),
 }
 """What is broken, how, and with which case to begin: one that notices."""
